@@ -1,0 +1,160 @@
+"""How far predictions are from published results: ``python -m bench.accuracy [--rows FILE ...] [--json]``.
+
+Rows in the format of throughput.yaml (step time) or memory.yaml (peak memory). Errors are absolute
+percentage errors as fractions; "overall" are the rows of family megatron.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.rows import Skip, case_of, stated_step_s
+from hapmoe.cost import evaluate
+from hapmoe.errors import HapmoeError
+from hapmoe.plan import Estimate, StageEstimate
+from hapmoe.workload import model_flops_per_step
+
+MEMORY_KEYS = {
+    # result field -> bytes per unit, and whether context and communication buffers are inside
+    "max_alloc_bytes": (1.0, False),
+    "peak_alloc_bytes": (1.0, False),
+    "peak_alloc_gib": (2.0**30, False),
+    "peak_alloc_gb": (1e9, False),
+    "peak_bytes": (1.0, False),
+    "peak_gib": (2.0**30, True),
+    "used_gib": (2.0**30, True),
+    "used_gb": (2.0**30, True),
+}
+
+
+def load(paths: list[Path]) -> list[dict[str, Any]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return [row for path in paths for row in yaml.load(path.read_text(), loader)]
+
+
+def predict(row: dict[str, Any]) -> tuple[float, float]:
+    """(predicted, stated) step seconds, or bytes for a memory row."""
+    case = case_of(row)
+    stated = stated_memory(row)
+    if stated is None:
+        flops = model_flops_per_step(case.job)
+        seconds = stated_step_s(row, flops)
+        if seconds is None:
+            raise Skip("no step time, tokens/s or TFLOP/s stated")
+        return evaluate(case.job, case.cluster, case.plan).step_s, seconds
+    value, whole, stage = stated
+    return memory_of(evaluate(case.job, case.cluster, case.plan), whole, stage), value
+
+
+def stated_memory(row: dict[str, Any]) -> tuple[float, bool, str] | None:
+    """(bytes, does it include workspace, which stage) of a memory row; None for a throughput row."""
+    if "which" not in row and not row["id"].count("mem"):
+        return None
+    which = str(row.get("which") or "")
+    stage = "last" if which.startswith("last rank") else "first" if "first" in which and "last" not in which else "max"
+    for key, (unit, whole) in MEMORY_KEYS.items():
+        if row["result"].get(key):
+            return float(row["result"][key]) * unit, whole, stage
+    by_rank = row["result"].get("max_allocated_mib_by_rank")
+    if by_rank:
+        return max(float(value) for value in by_rank.values()) * 2**20, False, "max"
+    raise Skip("no peak memory stated")
+
+
+def memory_of(estimate: Estimate, whole: bool, stage: str) -> float:
+    def held(entry: StageEstimate) -> float:
+        return entry.memory_bytes - (0.0 if whole else entry.memory.workspace)
+
+    if stage in ("first", "last"):
+        return held(estimate.stages[0 if stage == "first" else -1])
+    return max(held(entry) for entry in estimate.stages)
+
+
+def kendall_tau(groups: dict[str, list[tuple[float, float]]]) -> float | None:
+    """Rank correlation over all pairs inside groups of equal hardware and model."""
+    agree = total = 0
+    for pairs in groups.values():
+        for i, (p, q) in enumerate(pairs):
+            for r, s in pairs[i + 1 :]:
+                if q != s:
+                    total += 1
+                    agree += 1 if (p - r) * (q - s) > 0 else -1
+    return agree / total if total else None
+
+
+def summary(entries: list[tuple[dict[str, Any], float, float]]) -> dict[str, Any]:
+    errors = sorted(abs(predicted / stated - 1) for _, predicted, stated in entries)
+    if not errors:
+        return {"rows": 0}
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, predicted, stated in entries:
+        tokens = float(row["gbs"]) * float(row["seq"])
+        key = f"{row['hw'].get('gpu')} {row['hw']['count']} {row['model']}"
+        groups[key].append((predicted / tokens, stated / tokens))
+    return {
+        "rows": len(errors),
+        "median_ape": statistics.median(errors),
+        "mean_ape": statistics.fmean(errors),
+        "p90_ape": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        "bias": statistics.median(predicted / stated - 1 for _, predicted, stated in entries),
+        "kendall_tau": kendall_tau(groups),
+    }
+
+
+def measure(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float, float]]]:
+    """The report, and every row with its predicted and stated value."""
+    entries, skipped = [], {}
+    for row in rows:
+        try:
+            predicted, stated = predict(row)
+            entries.append((row, predicted, stated))
+        except (Skip, HapmoeError) as reason:
+            skipped[row["id"]] = str(reason)
+    megatron = [entry for entry in entries if entry[0].get("family") == "megatron"]
+    families: dict[str, list[tuple[dict[str, Any], float, float]]] = defaultdict(list)
+    for entry in entries:
+        families[str(entry[0].get("family"))].append(entry)
+    report = {
+        "overall": summary(megatron) | {"skipped": len(skipped)},
+        "moe": summary([entry for entry in megatron if entry[0]["arch"].get("experts")]),
+        "families": {name: summary(part) for name, part in sorted(families.items())},
+        "skipped": skipped,
+    }
+    return report, entries
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=Path, action="append", required=True)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--by", choices=["gpu", "model", "framework", "source", "row"], help="one more line per group")
+    arguments = parser.parse_args()
+    report, entries = measure(load(arguments.rows))
+    if arguments.json:
+        json.dump(report, sys.stdout, indent=1)
+        return
+    lines = [("overall", report["overall"]), ("moe", report["moe"]), *report["families"].items()]
+    if arguments.by:
+        groups: dict[str, list[tuple[dict[str, Any], float, float]]] = defaultdict(list)
+        for row, predicted, stated in entries:
+            name = {"gpu": row["hw"].get("gpu"), "row": row["id"]}.get(arguments.by, row.get(arguments.by))
+            groups[str(name)[:44]].append((row, predicted, stated))
+        lines += [(name, summary(part)) for name, part in sorted(groups.items())]
+    print(f"{'':46}{'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'tau':>6}")
+    for name, part in lines:
+        if part["rows"]:
+            tau = "" if part["kendall_tau"] is None else f"{part['kendall_tau']:6.2f}"
+            print(f"{name:46}{part['rows']:5} {part['median_ape']:7.1%} {part['p90_ape']:7.1%} {part['bias']:+7.1%} {tau:>6}")
+    print(f"{len(report['skipped'])} rows skipped")
+
+
+if __name__ == "__main__":
+    main()

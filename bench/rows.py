@@ -1,0 +1,383 @@
+"""A published training result (a row of the truth files' format) as job, cluster and plan.
+
+What a row does not state is taken as the framework's own habit; every such habit is in this file,
+none depends on the row's result.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from hapmoe.catalog import find_device
+from hapmoe.cluster import Cluster, Network, Pool
+from hapmoe.errors import HapmoeError
+from hapmoe.job import Argument, JobSpec, Present, Training
+from hapmoe.model import Mla, ModelSpec, Moe
+from hapmoe.plan import Plan, Recompute, Stage
+
+__all__ = ["Case", "Skip", "case_of", "stated_step_s"]
+
+DEVICES = (
+    (r"^gb300", "gb300-288g"),
+    (r"^gb200", "gb200-186g"),
+    (r"^gh200", "gh200-96g"),
+    (r"^b300", "b300-288g-sxm"),
+    (r"^b200", "b200-180g-sxm"),
+    (r"^h100", "h100-80g-sxm"),
+    (r"^h200", "h200-141g-sxm"),
+    (r"^h800", "h800-80g-sxm"),
+    (r"^h20\b", "h20-96g-sxm"),
+    (r"^a100-40g", "a100-40g-sxm"),
+    (r"^a100", "a100-80g-sxm"),
+    (r"^a800", "a800-80g-sxm"),
+    (r"^v100-16g", "v100-16g-sxm"),
+    (r"^v100", "v100-32g-sxm"),
+    (r"^t4", "t4-16g"),
+    (r"^l40s", "l40s-48g"),
+    (r"^mi250", "mi250x-gcd-64g"),
+    (r"^mi300x", "mi300x-192g"),
+    (r"^mi325x", "mi325x-256g"),
+    (r"^mi355x", "mi355x-288g"),
+    (r"^ascend 910b", "ascend-910b-376t"),
+    (r"rtx[- ]?3090", "rtx3090-24g"),
+    (r"titan", "titan-rtx-24g"),
+    (r"rtx[- ]?2080", "rtx2080ti-11g"),
+)
+NETWORKS = (
+    # what a row states of its nodes' network -> (NICs per node, bytes per second of one)
+    (r"(\d+) ?x ?200 ?g hdr", 0, 25e9),
+    (r"(\d+) ?x ?50 gb/s", 0, 50e9),
+    (r"(\d+)x connectx-8.*800", 0, 100e9),
+    (r"(\d+)x connectx-7.*400", 0, 50e9),
+    (r"(\d+) omni-path", 0, 12.5e9),
+    (r"omni-path", 4, 12.5e9),
+    (r"efa 16 per node", 16, 50e9),
+    (r"^50 gb/s", 1, 6.25e9),
+    (r"(\d+)x slingshot", 0, 25e9),
+)
+
+
+class Skip(Exception):
+    """Why a row cannot be predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What ``evaluate`` needs."""
+
+    job: JobSpec
+    cluster: Cluster
+    plan: Plan
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    """The row as job, cluster and plan; Skip with the reason where it cannot be."""
+    hw, par, extra = row["hw"], row["par"], row.get("extra") or {}
+    if hw.get("hetero"):
+        raise Skip("mixed kinds: replicas of one stage differ")
+    if par.get("fsdp") or par.get("zero") in (2, 3):
+        raise Skip("sharded data parallelism (FSDP, ZeRO-2/3)")
+    if "lora" in str(extra.get("task", "")) or row.get("family") == "lora":
+        raise Skip("LoRA has no weight gradients of the base")
+    if not row.get("gbs"):
+        raise Skip("no global batch size")
+    model = model_of(row["arch"], row["model"])
+    pool = pool_of(row)
+    tp, pp, cp = (int(par.get(key) or 1) for key in ("tp", "pp", "cp"))
+    vpp, ep = int(par.get("vpp") or 1), int(par.get("ep") or 1)
+    dp = int(par.get("dp") or pool.num_devices // (tp * pp * cp))
+    # the fold of expert tensor parallelism: recipes set 1; Megatron's own default is tp
+    etp = int(par.get("etp") or 1) if model.moe else tp
+    if tp * cp * dp % (etp * ep):
+        raise Skip(f"etp {etp} x ep {ep} does not divide tp {tp} x cp {cp} x dp {dp}")
+    micro = int(row["mbs"])
+    if row["gbs"] % (micro * dp):
+        raise Skip(f"global batch {row['gbs']} is no multiple of {micro} x {dp}")
+    recompute = recompute_of(row.get("recompute"), extra)
+    job = JobSpec(
+        name=row["id"],
+        model=model,
+        training=training_of(row, model, tp),
+        present=Present(tp=tp, sequence_parallel=bool(par.get("sp", _modern(row))) and tp > 1),
+        entry="pretrain_gpt.py",
+        argv=argv_of(extra),
+    )
+    chunks = chunks_of(row, model, pp, vpp)
+    size = tp * cp * dp
+    stages = []
+    for stage in range(pp):
+        mine = tuple(chunks[chunk * pp + stage] for chunk in range(vpp))
+        first = stage * size
+        nodes = tuple(range(first // pool.devices_per_node, -(-(first + size) // pool.devices_per_node)))
+        stages.append(
+            Stage(
+                pool=pool.name,
+                num_layers=sum(count for _, count in mine),
+                nodes=nodes,
+                first_rank=first,
+                num_devices=size,
+                virtual_layers=mine,
+                mtp_layers=model.mtp_layers if stage == pp - 1 else 0,
+                tp=tp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                dp=dp,
+                recompute=recompute,
+            )
+        )
+    plan = Plan(
+        stages=tuple(stages),
+        micro_batch_size=micro,
+        num_microbatches=row["gbs"] // (micro * dp),
+        global_batch_size=row["gbs"],
+        vpp=vpp,
+    )
+    return Case(job, Cluster(pools=(pool,)), plan)
+
+
+def _modern(row: dict[str, Any]) -> bool:
+    return not re.search(r"20(21|22)|v2\.2|v1\.1\.5|Sailor", row.get("framework", ""))
+
+
+def pool_of(row: dict[str, Any]) -> Pool:
+    """All devices of the row as one pool, the catalogue's network unless the row states one."""
+    hw = row["hw"]
+    gpu = str(hw.get("gpu") or "").lower()
+    name = next((name for pattern, name in DEVICES if re.search(pattern, gpu)), None)
+    if name is None:
+        raise Skip(f"device {hw.get('gpu')} is not in the catalogue")
+    try:
+        device, _ = find_device(name)
+    except HapmoeError as error:
+        raise Skip(str(error)) from error
+    per_node = min(int(hw.get("per_node") or device.devices_per_node), int(hw["count"]))
+    share = per_node / device.devices_per_node
+    nics, rate, source = max(1, round(device.nics_per_node * share)), device.nic_bytes_per_s, "ASSUMED: the catalogue's usual node"
+    inter = str(hw.get("inter") or "").lower()
+    for pattern, count, each in NETWORKS:
+        found = re.search(pattern, inter)
+        if found:
+            nics, rate, source = count or int(found[1]), each, "the row"
+            break
+    network = Network(nics_per_node=nics, nic_bytes_per_s=rate, latency_s=device.nic_latency_s, source=source)
+    nodes = -(-int(hw["count"]) // per_node)
+    return Pool(name="pool", device=device, nodes=nodes, devices_per_node=per_node, network=network)
+
+
+def model_of(arch: dict[str, Any], name: str) -> ModelSpec:
+    """The architecture of a row."""
+    layers, hidden, heads = int(arch["layers"]), int(arch["hidden"]), int(arch["heads"])
+    act = str(arch.get("act") or "")
+    old = re.match(r"(GPT[- ]|OPT|Bloom|gpt)", name) is not None and not name.startswith("GPT OSS")
+    gated = bool(arch.get("gated", act not in ("gelu", "squared-relu", "relu") if act else not old))
+    moe = None
+    if arch.get("experts"):
+        every, dense = int(arch.get("moe_every") or 1), int(arch.get("dense_layers") or 0)
+        frequency = str(arch.get("moe_layer_freq") or "")
+        if re.fullmatch(r"[\[\]()\d,+* ]+", frequency):
+            pattern = tuple(bool(value) for value in _pattern(frequency, layers))
+        else:
+            pattern = tuple(i >= dense and i % every == every - 1 for i in range(layers))
+        moe = Moe(
+            num_experts=int(arch["experts"]),
+            top_k=int(arch["topk"]),
+            ffn_hidden=int(arch.get("moe_ffn") or arch["ffn"]),
+            shared_ffn_hidden=int(arch.get("shared_ffn") or 0),
+            pattern=pattern,
+        )
+    mla = None
+    if arch.get("mla"):
+        shape = arch["mla"]
+        mla = Mla(
+            q_lora=shape.get("q_lora"), kv_lora=shape["kv_lora"], qk_nope=shape["qk_nope"], qk_rope=shape["qk_rope"], v=shape["v"]
+        )
+    window = arch.get("sliding_window")
+    return ModelSpec(
+        num_layers=layers,
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=int(arch.get("kv_groups") or heads),
+        head_dim=int(arch.get("head_dim") or hidden // heads),
+        ffn_hidden=int(arch.get("dense_ffn") or arch["ffn"]),
+        gated=gated,
+        vocab_size=int(arch["vocab"]),
+        tied_embeddings=bool(arch.get("tied_embeddings", old)),
+        learned_positions=2048 if old else 0,
+        linear_bias=old,
+        layernorm_bias=old,
+        qkv_bias=bool(arch.get("qkv_bias")),
+        qk_layernorm=bool(arch.get("qk_norm")) or mla is not None,
+        attention_window=window,
+        window_pattern=tuple(i % 2 == 0 for i in range(layers)) if window else (),
+        mla=mla,
+        moe=moe,
+        mtp_layers=int(arch.get("mtp_layers") or 0),
+    )
+
+
+def argv_of(extra: dict[str, Any]) -> tuple[Argument, ...]:
+    """Arguments that pricing reads from the script: CUDA graphs."""
+    impl = str(extra.get("cuda_graph_impl") or "none")
+    if impl == "none":
+        return ()
+    words = ["--cuda-graph-impl", "local" if impl == "full_iteration" else impl]
+    if impl == "full_iteration" or "full_iteration" in str(extra.get("cuda_graph_scope")):
+        words += ["--cuda-graph-scope", "full_iteration"]
+    return tuple(Argument(text=word) for word in words)
+
+
+def imbalance_of(row: dict[str, Any]) -> float | None:
+    """What is known of routing: forced balance is 1, a learned router without balance loss is skewed.
+
+    1.7: fullest over mean rank, 32 ranks with static experts, Mixtral on wikitext without auxiliary
+    loss (LAER-MoE artefact: 1.66 with 8 experts, 1.73 with 16).
+    """
+    text = f"{row.get('routing') or ''} {row.get('dispatcher') or ''}"
+    if re.search(r"auxiliary loss 0\.0(?!\d*[1-9])|auxiliary loss 0\.0001|FastMoE", text):
+        return 1.7
+    return None
+
+
+def _pattern(text: str, layers: int) -> list[int]:
+    """Megatron's --moe-layer-freq: an interval, or a list made with + and *."""
+    if text.isdigit():
+        return [int(i % int(text) == 0) for i in range(layers)]
+    values: list[int] = []
+    for body, times in re.findall(r"\[([\d, ]+)\] *(?:\* *(\d+))?", text):
+        values += [int(value) for value in body.split(",")] * int(times or 1)
+    if len(values) != layers:
+        raise Skip(f"layer pattern {text} is not of {layers} layers")
+    return values
+
+
+def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
+    """Precision, overlap, dispatcher: stated, or the habit of the row's framework."""
+    par, extra = row["par"], row.get("extra") or {}
+    framework = row.get("framework", "")
+    text = str(row.get("precision") or "BF16").lower()
+    nemo = bool(re.search(r"nemo|megatron-bridge|mlperf", framework, re.I))
+    modern = _modern(row)
+    recipe = None
+    if "fp8" in text or "nvfp4" in text:
+        recipe = "mxfp8" if "mx" in text else "blockwise" if "block" in text else "tensorwise" if "cs" in text else "delayed"
+    dispatcher = str(row.get("dispatcher") or "").lower()
+    if "flex" in dispatcher or "deepep" in dispatcher or "hybridep" in dispatcher:
+        kind = "flex"
+    elif "allgather" in dispatcher:
+        kind = "allgather"
+    elif re.search(r"Megatron-Bridge( 26|/NeMo (25\.11|26)|$)", framework) and not dispatcher.startswith("nccl"):
+        kind = "flex"  # the recipes' choice from 25.11 on (HybridEP or DeepEP)
+    else:
+        kind = "alltoall"
+    half = "16-bit gradient" in text
+    distributed = extra.get("dist_optimizer", bool(par.get("zero", modern)))
+    distributed = distributed or par.get("optimizer") == "dist-optimizer"
+    if par.get("optimizer") == "replicated":
+        distributed = False
+    overlap = nemo or bool(extra.get("overlap_grad_param"))
+    return Training(
+        seq_len=int(row["seq"]),
+        global_batch_size=int(row["gbs"]),
+        precision="fp16" if text.startswith("fp16") or text == "amp" else "fp32" if text == "fp32" else "bf16",
+        fp8_recipe=recipe,
+        fp4="nvfp4" in text,
+        distributed_optimizer=bool(distributed),
+        grad_bytes=2 if half else 4,
+        grad_reduce_bytes=2 if half else 4,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap and bool(distributed),
+        tp_comm_overlap=nemo and tp > 1 and model.moe is None,
+        flash_attention=modern and extra.get("attention_backend") != "unfused",
+        transformer_engine=modern and extra.get("transformer_impl") != "local",
+        cp_comm_type=str(extra.get("cp_comm") or "p2p"),
+        dispatcher=kind,
+        grouped_gemm=True,
+        permute_fusion=nemo,
+        router_dtype="fp32" if nemo else None,
+        overlap_moe_comm=bool(extra.get("moe_a2a_overlap")) or "1F1B" in str(row.get("overlap") or ""),
+        cross_entropy_fusion=nemo or bool(extra.get("fused_ce")),
+        imbalance=imbalance_of(row),
+    )
+
+
+def recompute_of(stated: object, extra: dict[str, Any]) -> Recompute:
+    """What a row says of recomputation; nothing said: none."""
+    if isinstance(stated, dict):
+        modules = stated.get("modules") or []
+        if isinstance(modules, str):
+            modules = re.findall(r"[a-z_]+", modules)
+        if stated.get("granularity") == "full":
+            return Recompute(granularity="full", method=stated.get("method") or "uniform", num_layers=int(stated.get("num_layers") or 1))
+        return Recompute(granularity="selective", modules=tuple(modules)) if modules else Recompute()
+    text = str(stated or "").lower()
+    block = re.search(r"full \(block (\d+)\)", text)
+    if block:
+        return Recompute(granularity="full", method="block", num_layers=int(block[1]))
+    if text.startswith("full"):
+        return Recompute(granularity="full", method="uniform", num_layers=1)
+    if "selective" in text:
+        return Recompute(granularity="selective", modules=("core_attn",))
+    return Recompute()
+
+
+def chunks_of(row: dict[str, Any], model: ModelSpec, pp: int, vpp: int) -> list[tuple[int, int]]:
+    """(first layer, count) of every virtual stage, in model order.
+
+    An even split; where layers do not divide, embedding, loss and MTP layers count as layers of
+    their stage, as recipes balance them.
+    """
+    par, extra = row["par"], row.get("extra") or {}
+    count, layers = pp * vpp, model.num_layers
+    layout = par.get("layout") or extra.get("pp_layout")
+    bounds = par.get("partition")
+    if layout:
+        stages = _unroll(str(layout)).split("|")
+        counts = [stage.count("t") for stage in stages]
+        if len(counts) != count or sum(counts) != layers:
+            raise Skip(f"layout {layout} is not of {count} stages")
+    elif bounds and len(bounds) == count + 1:
+        # boundaries over the pipeline list with three entries before and three after the layers
+        inner = [min(max(bound - 3, 0), layers) for bound in bounds]
+        counts = [b - a for a, b in zip(inner, inner[1:], strict=False)]
+    elif layers % count == 0:
+        counts = [layers // count] * count
+    else:
+        weights = [0] * count
+        weights[-1] += 1 + model.mtp_layers
+        total = layers + weights[-1]
+        if total % count:
+            weights[0] += 1
+            total += 1
+        counts = [total // count + (index < total % count) for index in range(count)]
+        counts = [max(have - taken, 0) for have, taken in zip(counts, weights, strict=True)]
+        index = 1 % count
+        while sum(counts) != layers:
+            counts[index] += 1 if sum(counts) < layers else -1
+            index = (index + 1) % count
+    chunks, first = [], 0
+    for size in counts:
+        chunks.append((first, size))
+        first += size
+    return chunks
+
+
+def _unroll(layout: str) -> str:
+    text = layout.replace(",", "")
+    text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    return re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+
+
+def stated_step_s(row: dict[str, Any], model_flops: float) -> float | None:
+    """Seconds of one step that the row reports: itself, or from tokens/s, or from TFLOP/s."""
+    result, count = row["result"], float(row["hw"]["count"])
+    for key in ("iter_s", "step_s"):
+        if result.get(key):
+            return float(result[key])
+    if result.get("tokens_s_gpu"):
+        return float(row["gbs"]) * float(row["seq"]) / (float(result["tokens_s_gpu"]) * count)
+    if result.get("tflops_per_gpu"):
+        return model_flops / (float(result["tflops_per_gpu"]) * 1e12 * count)
+    return None

@@ -1,0 +1,327 @@
+"""The oracle: what a plan does in one step. No other module makes a number that a user sees.
+
+``evaluate`` prices each stage's layers with the tables of its pool, lays the microbatches out on
+the exact pipeline timeline, and reads time, memory and utilisation off it. It judges any plan: the
+search's, a baseline's, a hand-written one; whether the plan is legal is ``rules.check``'s question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hapmoe.boundary import boundary_s
+from hapmoe.cluster import Cluster, Pool
+from hapmoe.errors import InputError
+from hapmoe.job import JobSpec
+from hapmoe.options import Options, StageTable
+from hapmoe.plan import Estimate, MemoryBytes, Plan, Recompute, Stage, StageEstimate
+from hapmoe.pricing import explain, price, source_share
+from hapmoe.resolve import resolve
+from hapmoe.schedule import Timeline, in_flight, interleaved_ends, one_f_one_b_ends, timeline_of
+from hapmoe.stagecost import Costs, Slots, class_prefix, stage_costs
+from hapmoe.workload import model_flops_per_step
+
+__all__ = ["evaluate", "timeline"]
+
+
+Cache = dict[tuple[object, ...], Any]
+"""Prices by what they depend on, for many plans of one job on one cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A plan with every stage's times and bytes, before they are laid on the timeline."""
+
+    plan: Plan
+    pools: tuple[Pool, ...]
+    tables: tuple[StageTable, ...]
+    costs: tuple[Costs, ...]
+    send: tuple[float, ...]
+    """Per boundary; with virtual stages one more, from the last stage to the first."""
+    group: int
+    extra: int
+
+
+def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = None) -> Estimate:
+    """What one step of ``plan`` takes: time, memory per stage, utilisation, and what bounds it.
+
+    Raises InputError for a plan that names pools or layers that do not exist. A plan that breaks
+    one of Megatron's rules or does not fit is estimated all the same; ``fits`` says the latter.
+    ``cache`` (a dict, of one job and one cluster) keeps prices between calls.
+    """
+    cache = {} if cache is None else cache
+    priced = _price_plan(job, cluster, plan, cache)
+    plan, costs = priced.plan, priced.costs
+    forward, backward = _chunks(costs)
+    microbatches = plan.num_microbatches
+    if plan.vpp == 1:
+        ends = one_f_one_b_ends([f[0] for f in forward], [b[0] for b in backward], priced.send, microbatches)
+    else:
+        ends = interleaved_ends(forward, backward, priced.send, microbatches, priced.group, extra=priced.extra)
+    sync = [float(cost.sync_X[0]) for cost in costs]
+    optimizer = [float(cost.optimizer_X[0]) for cost in costs]
+    step = max(end + wait for end, wait in zip(ends, sync, strict=True)) + max(optimizer)
+
+    stages = tuple(_stage_estimate(job, priced, index, cache) for index in range(plan.pp))
+    devices = plan.num_devices
+    busy = sum(stage.num_devices * estimate.busy_s for stage, estimate in zip(plan.stages, stages, strict=True))
+    model_flops = model_flops_per_step(job)
+    peak = sum(
+        stage.num_devices * _peak(job, pool) for stage, pool in zip(plan.stages, priced.pools, strict=True)
+    )
+    hardware = model_flops * _recompute_factor(stages)
+    tokens = plan.global_batch_size * job.training.seq_len
+    exposed = sum(
+        stage.num_devices * (microbatches * estimate.exposed_comm_s + estimate.grad_sync_s)
+        for stage, estimate in zip(plan.stages, stages, strict=True)
+    )
+    return Estimate(
+        step_s=step,
+        tokens_per_s=tokens / step,
+        tflop_per_s_per_device=model_flops / step / devices / 1e12,
+        mfu=model_flops / step / peak,
+        bubble_fraction=max(0.0, 1.0 - busy / (devices * step)),
+        ideal_s=_ideal_s(job, cluster, priced, cache),
+        hardware_tflop_per_s_per_device=hardware / step / devices / 1e12,
+        exposed_comm_fraction=exposed / (devices * step),
+        optimizer_s=max(optimizer),
+        source_share=_source_share(job, priced),
+        stages=stages,
+        fits=all(bool(cost.fits_X[0]) for cost in costs),
+        assumptions=_assumptions(job, cluster, priced),
+    )
+
+
+def timeline(job: JobSpec, cluster: Cluster, plan: Plan) -> Timeline:
+    """Every forward, backward, send, gradient sync and optimizer of one step, with start and end."""
+    priced = _price_plan(job, cluster, plan, {})
+    forward, backward = _chunks(priced.costs)
+    return timeline_of(
+        forward,
+        backward,
+        priced.send,
+        priced.plan.num_microbatches,
+        priced.group,
+        extra=priced.extra,
+        grad_sync=[float(cost.sync_X[0]) for cost in priced.costs],
+        optimizer_s=max(float(cost.optimizer_X[0]) for cost in priced.costs),
+    )
+
+
+def _chunks(costs: Sequence[Costs]) -> tuple[list[list[float]], list[list[float]]]:
+    return [cost.forward_XV[0].tolist() for cost in costs], [cost.backward_XV[0].tolist() for cost in costs]
+
+
+def _price_plan(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache) -> _Priced:
+    plan = resolve(job, cluster, plan)
+    if not plan.stages:
+        raise InputError("a plan needs at least one stage", where="stages")
+    if plan.num_microbatches < 1:
+        raise InputError(
+            "no microbatches: the global batch is not known or smaller than micro_batch_size * dp",
+            where="num_microbatches",
+            hint="give global_batch_size",
+        )
+    pp, vpp = plan.pp, plan.vpp
+    group = job.training.microbatch_group_size or pp
+    extra = int(job.training.overlap_moe_comm)
+    prefix = class_prefix(job)
+    known = {pool.name: pool for pool in cluster.pools}
+    pools, costs, of_stage = [], [], []
+    for index, stage in enumerate(plan.stages):
+        where = f"stages[{index}]"
+        if stage.pool not in known:
+            raise InputError(f"no pool {stage.pool!r}", where=f"{where}.pool", hint=f"one of {', '.join(known)}")
+        pool = known[stage.pool]
+        _check_layers(job, stage, vpp, where)
+        table = _once(cache, ("table", *_degrees(stage), stage.recompute), lambda: price(job, pool, _options(stage), _menu(stage.recompute)))  # noqa: B023
+        rows = np.asarray([stage.virtual_layers], dtype=np.int64)
+        flights = np.asarray([in_flight(pp, vpp, index, plan.num_microbatches, group, extra)], dtype=np.int64)
+        slots = Slots(
+            rows[:, :, 0], rows[:, :, 1], flights, np.asarray([index == 0]), np.asarray([index == pp - 1])
+        )
+        pools.append(pool)
+        of_stage.append(table)
+        costs.append(stage_costs(job, table, 0, slots, prefix, fixed=stage.recompute))
+    return _Priced(plan, tuple(pools), tuple(of_stage), tuple(costs), _sends(job, cluster, plan, pools), group, extra)
+
+
+def _check_layers(job: JobSpec, stage: Stage, vpp: int, where: str) -> None:
+    if len(stage.virtual_layers) != vpp:
+        raise InputError(
+            f"{len(stage.virtual_layers)} virtual stages, but vpp is {vpp}", where=f"{where}.virtual_layers"
+        )
+    for first, count in stage.virtual_layers:
+        if first < 0 or count < 0 or first + count > job.model.num_layers:
+            raise InputError(
+                f"layers {first} to {first + count - 1} of a model of {job.model.num_layers}",
+                where=f"{where}.virtual_layers",
+            )
+
+
+def _once(cache: Cache, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    if key not in cache:
+        cache[key] = make()
+    return cache[key]
+
+
+def _degrees(stage: Stage) -> tuple[object, ...]:
+    return stage.pool, stage.tp, stage.cp, stage.ep, stage.etp, stage.dp, stage.micro_batch_size
+
+
+def _options(stage: Stage) -> Options:
+    columns = (stage.tp, stage.cp, stage.ep, stage.etp, stage.dp, stage.micro_batch_size)
+    return Options(*(np.asarray([value], dtype=np.int64) for value in columns))
+
+
+def _menu(recompute: Recompute) -> tuple[Recompute, ...]:
+    """Entry 0 none, last full, as ``StageTable`` wants it; what the stage does in between."""
+    none, full = Recompute(), Recompute(granularity="full", method="block", num_layers=1)
+    return (none, recompute, full) if recompute.granularity == "selective" else (none, full)
+
+
+def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool]) -> tuple[float, ...]:
+    stages, sends = plan.stages, []
+    pairs = list(zip(range(plan.pp - 1), range(1, plan.pp), strict=True))
+    if plan.vpp > 1:
+        pairs.append((plan.pp - 1, 0))
+    for a, b in pairs:
+        near = stages[a].pool == stages[b].pool and set(stages[a].nodes) == set(stages[b].nodes) and len(stages[a].nodes) == 1
+        both = [boundary_s(job, cluster, pools[a], pools[b], _options(stages[end]), near)[0] for end in (a, b)]
+        sends.append(float(max(both)))  # unequal degrees: the side with more bytes per rank sets the time
+    return tuple(sends)
+
+
+def _peak(job: JobSpec, pool: Pool) -> float:
+    """Dense peak in the job's precision; kinds without fp8 or bf16 are measured by what they have."""
+    peak = pool.device.peak_flop_per_s
+    wanted = "fp4" if job.training.fp4 else "fp8" if job.training.fp8_recipe else job.training.precision
+    for name in (wanted, job.training.precision, "bf16", "fp16", "fp32"):
+        if name in peak:
+            return peak[name]
+    return max(peak.values())
+
+
+def _stage_estimate(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> StageEstimate:
+    plan, cost, table = priced.plan, priced.costs[index], priced.tables[index]
+    forward, backward = float(cost.forward_XV.sum()), float(cost.backward_XV.sum())
+    sends = priced.send
+    touching = (sends[index - 1] if index else 0.0) + (sends[index] if index < plan.pp - 1 else 0.0)
+    occupied = touching if plan.vpp == 1 else 0.0
+    busy = plan.num_microbatches * (forward + backward + occupied) + float(cost.sync_X[0]) + float(cost.optimizer_X[0])
+    breakdown, bound = _breakdown(job, priced, index, cache)
+    return StageEstimate(
+        forward_s=forward,
+        backward_s=backward,
+        exposed_comm_s=float(cost.exposed_comm_X[0]),
+        memory_bytes=float(cost.memory_X[0]),
+        memory_limit_bytes=float(table.memory_limit_bytes),
+        memory=MemoryBytes(
+            weights=float(cost.weights_X[0]),
+            grads=float(cost.grads_X[0]),
+            optimizer=float(cost.states_X[0]),
+            activations=float(cost.activations_X[0]),
+            workspace=float(cost.workspace_X[0]),
+        ),
+        send_s=float(sends[index]) if index < len(sends) else 0.0,
+        grad_sync_s=float(cost.sync_X[0]),
+        optimizer_s=float(cost.optimizer_X[0]),
+        recompute_s=float(cost.recompute_X[0]),
+        busy_s=busy,
+        breakdown=breakdown,
+        bound_by=bound,
+    )
+
+
+def _recompute_factor(stages: Sequence[StageEstimate]) -> float:
+    """Hardware over model FLOPs: recomputed time is taken at the rate of the forward pass."""
+    forward = sum(stage.forward_s for stage in stages)
+    return 1.0 + sum(stage.recompute_s for stage in stages) / (3.0 * forward) if forward else 1.0
+
+
+def _ideal_s(job: JobSpec, cluster: Cluster, priced: _Priced, cache: Cache) -> float:
+    """The step if every device of the cluster computed all the time, with nothing exposed.
+
+    Per pool the compute time of all layers at the plan's degrees; pools work at these rates side by side.
+    """
+    plan = priced.plan
+    stage = plan.stages[0]
+    prefix = class_prefix(job)[:, -1]
+    rate = 0.0
+    for pool in cluster.pools:
+        degrees = (pool.name, *_degrees(stage)[1:])
+        table = _once(cache, ("table", *degrees, Recompute()), lambda: price(job, pool, _options(stage), _menu(Recompute())))  # noqa: B023
+        compute = prefix @ (table.forward_CK[:, 0] + table.backward_CK[:, 0] - table.exposed_comm_CK[:, 0])
+        compute += table.embedding_forward_K[0] + table.embedding_backward_K[0]
+        compute += table.head_forward_K[0] + table.head_backward_K[0]
+        compute += job.model.mtp_layers * (table.mtp_forward_K[0] + table.mtp_backward_K[0])
+        rate += pool.num_devices / stage.num_devices / float(compute)
+    return plan.num_microbatches / rate
+
+
+def _breakdown(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple[dict[str, float], str]:
+    """Seconds of one microbatch by operation, and what most of them are bound by."""
+    stage, pool, table = priced.plan.stages[index], priced.pools[index], priced.tables[index]
+    prefix = class_prefix(job)
+    counts = sum(prefix[:, first + count] - prefix[:, first] for first, count in stage.virtual_layers)
+    blocks = {_block_name(kind.moe, kind.window): int(n) for kind, n in zip(table.classes, counts, strict=True)}
+    last = index == priced.plan.pp - 1
+    blocks["embedding"] = int(index == 0)
+    blocks["head"] = int(last) * (1 + stage.mtp_layers)
+    seconds: dict[str, float] = {}
+    bounds: dict[str, float] = {}
+    lines = _once(cache, ("lines", *_degrees(stage)), lambda: explain(job, pool, _options(stage)))
+    for line in lines:
+        times = blocks.get(line.block, 0)
+        total = times * (line.forward_s + line.backward_s)
+        if total:
+            seconds[line.name] = seconds.get(line.name, 0.0) + total
+            bounds[line.bound] = bounds.get(line.bound, 0.0) + total
+    rest = float(_stage_s(priced.costs[index])) - sum(seconds.values())
+    recompute = float(priced.costs[index].recompute_X[0])
+    if recompute:
+        seconds["recomputation"] = recompute
+        rest -= recompute
+    if rest > 0:
+        seconds["framework and launch overhead"] = rest
+    return seconds, max(bounds, key=lambda name: bounds[name], default="")
+
+
+def _stage_s(cost: Costs) -> float:
+    """Forward and backward of one microbatch through the whole stage, seconds."""
+    return float(cost.forward_XV.sum() + cost.backward_XV.sum())
+
+
+def _block_name(moe: bool, window: bool) -> str:
+    return f"{'moe' if moe else 'dense'} layer{' (window)' if window else ''}"
+
+
+def _source_share(job: JobSpec, priced: _Priced) -> dict[str, float]:
+    """Shares of the stages' time by where its figures come from."""
+    total: dict[str, float] = {}
+    weight = sum(_stage_s(cost) for cost in priced.costs)
+    for pool, cost in zip(priced.pools, priced.costs, strict=True):
+        for name, share in source_share(job, pool).items():
+            total[name] = total.get(name, 0.0) + share * _stage_s(cost) / weight
+    return total
+
+
+def _assumptions(job: JobSpec, cluster: Cluster, priced: _Priced) -> tuple[str, ...]:
+    """What the estimate takes for granted because nobody measured or stated it."""
+    notes = []
+    if job.model.moe and job.training.imbalance is None:
+        notes.append("experts are ASSUMED to be evenly loaded (rho = 1): --imbalance sets another load")
+    for pool in {pool.name: pool for pool in priced.pools}.values():
+        if pool.device.efficiency_note:
+            notes.append(f"{pool.device.name}: {pool.device.efficiency_note}")
+        if pool.network.source.startswith("ASSUMED"):
+            notes.append(f"network of pool {pool.name}: {pool.network.source}")
+    for a, b in zip(priced.pools, priced.pools[1:], strict=False):
+        link = cluster.link(a.name, b.name) if a.name != b.name else None
+        if link is not None and link.source.startswith("ASSUMED"):
+            notes.append(f"link {a.name} - {b.name}: {link.source}")
+    return tuple(dict.fromkeys(notes))

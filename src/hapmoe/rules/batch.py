@@ -1,0 +1,100 @@
+"""How a step's sequences become microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hapmoe.rules.base import Broken, Context, Rule
+
+__all__ = ["RULES"]
+
+Found = Iterator[Broken]
+
+
+def _divides(c: Context) -> Found:
+    total = c.plan.global_batch_size
+    if total < 1:
+        yield Broken("the global batch size is not known", "give --global-batch-size in the script or in the plan")
+        return
+    for index, stage in c.meshes():
+        if total % (stage.micro_batch_size * stage.dp):
+            yield Broken(
+                f"global batch {total} does not divide by MBS·DP = "
+                f"{stage.micro_batch_size}·{stage.dp} = {stage.micro_batch_size * stage.dp}",
+                "change the micro-batch size or dp; the global batch is the script's",
+                index,
+            )
+
+
+def _count(c: Context) -> Found:
+    plan = c.plan
+    if plan.micro_batch_size < 1 or not plan.num_microbatches:
+        return  # said by _divides
+    for index, stage in c.meshes():
+        per_step = plan.num_microbatches * stage.micro_batch_size * stage.dp
+        if plan.global_batch_size % (stage.micro_batch_size * stage.dp) == 0 and per_step != plan.global_batch_size:
+            yield Broken(
+                f"{plan.num_microbatches} microbatches · MBS {stage.micro_batch_size} · DP {stage.dp} = {per_step}, "
+                f"but the global batch is {plan.global_batch_size}",
+                f"num_microbatches is {plan.global_batch_size // (stage.micro_batch_size * stage.dp)}",
+                index,
+            )
+
+
+def _job(c: Context) -> Found:
+    asked = c.job.training.global_batch_size
+    if asked and c.plan.global_batch_size != asked:
+        yield Broken(
+            f"the plan's global batch is {c.plan.global_batch_size}, the script's {asked}",
+            "a plan does not change the global batch",
+        )
+
+
+def _micro(c: Context) -> Found:
+    if c.plan.micro_batch_size < 1:
+        yield Broken(f"micro-batch size is {c.plan.micro_batch_size}", "set it to 1 or more")
+        return
+    if c.backend.per_stage_degrees:
+        return
+    for index, stage in enumerate(c.plan.stages):
+        if stage.micro_batch_size != c.plan.micro_batch_size:
+            yield Broken(
+                f"the stage's micro-batch size is {stage.micro_batch_size}, the plan's {c.plan.micro_batch_size}",
+                stage=index,
+            )
+
+
+def _interleaved(c: Context) -> Found:
+    if c.plan.vpp == 1:
+        return
+    stages, count = c.plan.pp, c.plan.num_microbatches
+    given = c.job.training.microbatch_group_size
+    group = given or stages
+    name = f"--microbatch-group-size-per-virtual-pipeline-stage {given}" if given else f"PP = {stages}"
+    if group < stages:
+        yield Broken(f"{name} is below PP = {stages}", f"set it to {stages} or more")
+    elif count < group:
+        yield Broken(
+            f"interleaving (vpp = {c.plan.vpp}) needs at least {name} microbatches, and there are {count}",
+            "set vpp to 1, or lower the micro-batch size or dp",
+        )
+    elif count % group and count % group < stages:
+        yield Broken(
+            f"interleaving (vpp = {c.plan.vpp}): {count} microbatches in groups of {group} "
+            f"leave {count % group}, fewer than PP = {stages}",
+            f"a multiple of {group} microbatches",
+        )
+
+
+RULES = (
+    Rule("micro-batch", "one micro-batch size along a pipeline", "A:693", _micro),
+    Rule("global-batch", "every replica runs the same number of microbatches", "A:715; NM:381; NM:389", _divides),
+    Rule("microbatches", "GBS = MBS · DP · microbatches, on every stage", "NM:381", _count),
+    Rule("global-batch-kept", "the optimisation problem is the user's", "script", _job),
+    Rule(
+        "interleaved-batch",
+        "the interleaved schedule works in groups of microbatches",
+        "SCH:1168; SCH:1180",
+        _interleaved,
+    ),
+)

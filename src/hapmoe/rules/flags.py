@@ -1,0 +1,142 @@
+"""Arguments of the user's that stay as they are and forbid some plans.
+
+Most are one row of a table: the flag, when it cannot be kept, and where Megatron says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+from hapmoe.rules.base import Broken, Context, Rule
+from hapmoe.rules.placement import is_blackwell
+
+__all__ = ["RULES", "needs_one_connection"]
+
+Found = Iterator[Broken]
+
+_FSDP = ("--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp")
+
+_TABLE: tuple[tuple[str, Callable[[Context], str | None], str], ...] = (
+    (
+        "--use-tp-pp-dp-mapping",
+        lambda c: f"puts pipeline ranks inside data parallelism; PP is {c.plan.pp}" if c.plan.pp > 1 else None,
+        "training/initialize.py:395; PS:898",
+    ),
+    (
+        "--use-torch-fsdp2",
+        lambda c: "needs PP = 1 and EP = 1" if c.plan.pp > 1 or _ep(c) > 1 else None,
+        "A:1032",
+    ),
+    (
+        "--cpu-offloading-num-layers",
+        lambda c: f"needs PP = 1, and it is {c.plan.pp}" if c.plan.pp > 1 else None,
+        "TC:1892",
+    ),
+    (
+        "--cpu-offloading-num-layers",
+        lambda c: "excludes recomputation" if any(s.recompute.granularity != "none" for s in c.plan.stages) else None,
+        "TC:1897",
+    ),
+    (
+        "--hybrid-layer-pattern",
+        lambda c: "excludes a pipeline layout" if c.plan.pp > 1 else None,
+        "A:825",
+    ),
+    (
+        "--hybrid-override-pattern",
+        lambda c: "excludes a pipeline layout" if c.plan.pp > 1 else None,
+        "A:825",
+    ),
+    (
+        "--overlap-param-gather-with-optimizer-step",
+        lambda c: "needs virtual stages (vpp > 1)" if c.plan.vpp == 1 else None,
+        "A:1067",
+    ),
+    ("--defer-embedding-wgrad-compute", lambda c: "needs PP > 1" if c.plan.pp == 1 else None, "MPC:546"),
+    (
+        "--overlap-p2p-communication-warmup-flush",
+        lambda c: "needs virtual stages (vpp > 1)" if c.plan.vpp == 1 else None,
+        "MPC:572",
+    ),
+    (
+        "--tensor-parallel-num-weight-shards",
+        lambda c: None if _shards_are_tp(c) else "changes the data-parallel size, which plans do not model",
+        "A:447; MPC:32",
+    ),
+)
+
+
+def _ep(c: Context) -> int:
+    return max(stage.ep for stage in c.plan.stages)
+
+
+def _shards_are_tp(c: Context) -> bool:
+    """One shard per tensor-parallel rank is no further sharding."""
+    return {stage.tp for stage in c.plan.stages} == {c.flag_int("--tensor-parallel-num-weight-shards")}
+
+
+def _row(flag: str, problem: Callable[[Context], str | None], source: str) -> Rule:
+    def check(c: Context) -> Found:
+        if c.has_flag(flag) and (said := problem(c)) is not None:
+            yield Broken(f"{flag} {said}", f"remove {flag} from the script")
+
+    return Rule(flag.removeprefix("--"), "an argument of the script that this plan contradicts", source, check)
+
+
+def _optimizer_instances(c: Context) -> Found:
+    instances = c.flag_int("--num-distributed-optimizer-instances") or 1
+    for index, stage in c.meshes():
+        for name, replicas in (("DP·CP", stage.dp * stage.cp), ("EDP", stage.edp)):
+            if replicas % instances:
+                yield Broken(
+                    f"--num-distributed-optimizer-instances {instances} does not divide {name} = {replicas}",
+                    "change dp, or --num-distributed-optimizer-instances",
+                    index,
+                )
+
+
+def _hierarchical(c: Context) -> Found:
+    words = c.flag_values("--hierarchical-context-parallel-sizes")
+    if not words or not all(word.isdecimal() for word in words):
+        return
+    sizes = prod(int(word) for word in words)
+    for index, stage in c.meshes():
+        if stage.cp != sizes:
+            yield Broken(
+                f"--hierarchical-context-parallel-sizes {' '.join(words)} multiply to {sizes}, CP is {stage.cp}",
+                f"set cp to {sizes}, or remove the flag",
+                index,
+            )
+
+
+def needs_one_connection(c: Context) -> frozenset[str]:
+    """Device kinds on which Megatron insists on CUDA_DEVICE_MAX_CONNECTIONS=1.
+
+    Source: A:1477 (TP or CP above 1 before Blackwell; FSDP and expert overlap want the opposite).
+    """
+    wants_more = c.job.training.overlap_moe_comm or any(c.has_flag(flag) for flag in _FSDP)
+    if wants_more:
+        return frozenset()
+    return frozenset(
+        pool.device.name
+        for _, stage, pool in c.pools()
+        if (stage.tp > 1 or stage.cp > 1) and not is_blackwell(pool.device)
+    )
+
+
+def _connections(c: Context) -> Found:
+    given = c.job.env.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    if given is not None and given.text not in (None, "1") and needs_one_connection(c):
+        yield Broken(
+            f"CUDA_DEVICE_MAX_CONNECTIONS is {given.text}; TP or CP above 1 needs 1",
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1 in the script",
+        )
+
+
+RULES = (
+    *(_row(*row) for row in _TABLE),
+    Rule("optimizer-instances", "instances share the replicas equally", "PS:922; PS:1447", _optimizer_instances),
+    Rule("hierarchical-context", "the levels multiply to CP", "A:582", _hierarchical),
+    Rule("connections", "overlapped collectives rely on launch order", "A:1477", _connections),
+)

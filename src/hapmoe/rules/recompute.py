@@ -1,0 +1,102 @@
+"""What may be computed again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hapmoe.plan import Recompute
+from hapmoe.rules.base import Broken, Context, Rule
+
+__all__ = ["RULES"]
+
+Found = Iterator[Broken]
+
+
+def _stages(c: Context) -> Iterator[tuple[int | None, Recompute]]:
+    """Each recomputation once; without a stage number where all stages have the same."""
+    settings = [stage.recompute for stage in c.plan.stages]
+    if all(setting == settings[0] for setting in settings):
+        yield None, settings[0]
+    else:
+        yield from enumerate(settings)
+
+
+def _form(c: Context) -> Found:
+    for index, r in _stages(c):
+        if r.granularity == "full":
+            if r.method is None:
+                yield Broken("full recomputation without a method", "set method to block or uniform", index)
+            if r.num_layers < 1:
+                yield Broken(
+                    f"full recomputation of {r.num_layers} layers (uniform would never end)", "set num_layers", index
+                )
+            if r.modules:
+                yield Broken("full recomputation takes no modules", "use granularity selective", index)
+        elif r.method is not None or r.num_layers:
+            yield Broken(f"granularity {r.granularity} takes no method and no num_layers", stage=index)
+        elif r.granularity == "none" and r.modules:
+            yield Broken("modules without recomputation", "use granularity selective", index)
+
+
+def _modules(c: Context) -> Found:
+    known = c.backend.recompute_modules
+    for index, r in _stages(c):
+        for module in r.modules:
+            if module not in known:
+                yield Broken(f"no module {module!r}", f"one of {', '.join(known)}", index)
+            elif c.before(known[module]) and module != "core_attn":
+                yield Broken(
+                    f"module {module} needs Megatron-Core {known[module]}, "
+                    f"the job runs {c.job.training.megatron_version}",
+                    stage=index,
+                )
+
+
+def _needs(c: Context) -> Found:
+    training, model = c.job.training, c.job.model
+    for index, r in _stages(c):
+        if "moe_act" in r.modules and not training.grouped_gemm:
+            yield Broken("module moe_act without --moe-grouped-gemm", "recompute other modules", index)
+        if "mla_up_proj" in r.modules and model.mla is None:
+            yield Broken("module mla_up_proj without multi-latent attention", "recompute other modules", index)
+        if "shared_experts" in r.modules and training.shared_expert_overlap:
+            yield Broken("module shared_experts with --moe-shared-expert-overlap", "recompute other modules", index)
+        if training.fp8_recipe == "delayed" and {"moe_act", "layernorm"} & set(r.modules):
+            yield Broken("modules moe_act and layernorm with delayed FP8 scaling", "recompute other modules", index)
+
+
+def _overlap(c: Context) -> Found:
+    if not c.job.training.overlap_moe_comm:
+        return
+    for index, r in _stages(c):
+        if r.granularity == "full" or "moe" in r.modules:
+            what = "full recomputation" if r.granularity == "full" else "module moe"
+            yield Broken(f"{what} with --overlap-moe-expert-parallel-comm", "recompute modules other than moe", index)
+
+
+def _mtp(c: Context) -> Found:
+    for index, stage in enumerate(c.plan.stages):
+        r = stage.recompute
+        if stage.mtp_layers and r.granularity == "full" and r.method == "uniform" and r.num_layers != 1:
+            yield Broken(
+                f"uniform recomputation in units of {r.num_layers} on the stage with MTP layers",
+                "units of 1, or method block",
+                index,
+            )
+
+
+def _per_stage(c: Context) -> Found:
+    if not c.backend.per_stage_recompute and len({stage.recompute for stage in c.plan.stages}) > 1:
+        yield Broken(f"stages recompute differently; back end {c.backend.name} takes one setting for all")
+
+
+RULES = (
+    Rule("recompute", "full needs a method and a count, selective neither", "TC:1914; TC:1920; TC:1929; A:1426", _form),
+    Rule("recompute-modules", "only what Megatron can discard", "TC:1959", _modules),
+    Rule(
+        "recompute-needs", "a module must exist in the model as trained", "TC:1965; TC:1970; TC:1996; TC:2003", _needs
+    ),
+    Rule("recompute-overlap", "recomputation would repeat the hidden all-to-all", "TC:3021; TC:3024", _overlap),
+    Rule("recompute-mtp", "MTP layers are recomputed one by one", "multi_token_prediction.py:1625", _mtp),
+    Rule("recompute-stages", "the runtime must take settings per stage", "back end", _per_stage),
+)

@@ -1,0 +1,76 @@
+"""Assignment statements: scalars, elements, and array literals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hapmoe.errors import InputError
+
+from .state import Var
+from .syntax import ArrayLiteral, Assign
+from .values import MARK, Text, Unknown
+from .variables import assign, index_of, resolve, secret
+from .words import fields, text_of
+
+if TYPE_CHECKING:
+    from .interpret import Shell
+
+__all__ = ["run_assign"]
+
+
+def run_assign(shell: Shell, node: Assign, *, local: bool = False) -> None:
+    """An assignment statement, or one word of ``declare`` (``local``: in the innermost scope)."""
+    shell.current_line = node.line
+    if isinstance(node.value, ArrayLiteral):
+        _assign_array(shell, node, local=local)
+        return
+    value = text_of(shell, node.value, assignment=True)
+    if local:
+        scope = shell.state.scopes[-1]
+        if scope.get(node.name, Var()).ref:
+            scope[node.name] = replace(scope[node.name], value=value)
+            return
+    assign(shell, node.name, node.index, value, append=node.append)
+
+
+def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
+    assert isinstance(node.value, ArrayLiteral)
+    name, _ = resolve(shell, node.name)
+    found = shell.state.find(name)
+    scope, var = found if found and not (local and name not in shell.state.scopes[-1]) else (
+        shell.state.scopes[-1 if local else 0], Var())
+    if node.append and var.mark:
+        return
+    start: dict[int | str, Text] = {}
+    if node.append:
+        start = dict(var.items) if var.items is not None else ({} if var.value is None else {0: var.value})
+    items: dict[int | str, Text] = start
+    place = max((int(key) for key in items if isinstance(key, int)), default=-1) + 1
+    mark = ""
+    for key_source, appends, word in node.value.elements:
+        shell.world.step(shell.where(word.line))
+        if key_source is not None:
+            key = index_of(shell, var, key_source)
+            text = text_of(shell, word)
+            if key is None or (isinstance(key, str) and MARK.search(key)):
+                mark = shell.world.marks.mark(Unknown("an array place that is not known", "", shell.where(), single=False))
+                continue
+            old = items.get(key)
+            items[key] = Text((old.text if old and appends else "") + text.text, text.where)
+            place = key + 1 if isinstance(key, int) else place
+            continue
+        for text in fields(shell, word):
+            spread = [each for each in shell.world.marks.of(text.text) if each.spread]
+            if spread:
+                mark = shell.world.marks.mark(spread[0])
+                continue
+            if var.assoc:
+                items[text.text] = Text("", text.where)
+                continue
+            items[place] = secret(shell, name, text)
+            place += 1
+    if len(items) > 100_000:
+        raise InputError("an array of more than 100,000 elements", where=shell.where())
+    new = replace(var, items=None if mark else items, value=None, mark=mark)
+    scope[name] = new

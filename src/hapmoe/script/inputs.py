@@ -1,0 +1,85 @@
+"""Reading script files, and splitting a line of input into variables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hapmoe.errors import InputError
+
+from .state import Var
+from .values import MARK, Text
+from .variables import assign, scalar
+
+if TYPE_CHECKING:
+    from .interpret import Shell
+
+__all__ = ["read_text", "split_into"]
+
+_LARGEST = 1_000_000
+
+
+def read_text(path: Path, label: str, *, where: str = "") -> str:
+    """The text of a shell script; InputError when it is none."""
+    place = where or label
+    try:
+        if path.is_dir():
+            raise InputError("is a folder, not a script" if not where else f"{label} is a folder", where=place)
+        size = path.stat().st_size
+        if size > _LARGEST:
+            raise InputError(f"{size / 1e6:.1f} MB is too large for a launch script", where=place, hint="give the launch script itself")
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError("no such file", where=place) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", where=place) from None
+    if b"\0" in raw:
+        raise InputError("is a binary file, not a shell script", where=place)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[:error.start].count(b"\n") + 1
+        raise InputError("is not valid UTF-8", where=f"{label}:{line}", hint="convert it, e.g. with iconv") from None
+    if "\r\n" in text:
+        line = text[:text.index("\r\n")].count("\n") + 1
+        raise InputError("has Windows line ends (CRLF), which bash does not take", where=f"{label}:{line}", hint="convert it with dos2unix")
+    mark = MARK.search(text)
+    if mark:
+        raise InputError("holds a private-use character", where=f"{label}:{text[:mark.start()].count(chr(10)) + 1}")
+    return text
+
+
+def split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole: bool) -> None:
+    """Split ``line`` at IFS into variables, the last of which takes the rest, or into an array."""
+    ifs_value = scalar(shell, "IFS")
+    ifs = ifs_value.text if ifs_value else " \t\n"
+    blank = "".join(char for char in ifs if char in " \t\n")
+    solid = "".join(char for char in ifs if char not in " \t\n")
+    here = shell.where()
+    if whole:
+        assign(shell, names[0], None, Text(line, here))
+        return
+    text = line.strip(blank) if blank else line
+    alternatives = []
+    if solid:
+        around = f"[{re.escape(blank)}]*" if blank else ""
+        alternatives.append(f"{around}[{re.escape(solid)}]{around}")
+    if blank:
+        alternatives.append(f"[{re.escape(blank)}]+")
+    separator = re.compile("|".join(alternatives)) if alternatives else None
+    if array:
+        pieces = separator.split(text) if separator and text else [text] if text else []
+        if pieces and pieces[-1] == "":
+            pieces.pop()
+        shell.state.scopes[0][names[0]] = Var(items={place: Text(piece, here) for place, piece in enumerate(pieces)})
+        return
+    for place, name in enumerate(names):
+        match = separator.search(text) if separator else None
+        if place == len(names) - 1:
+            if match and solid and match.end() == len(text) and match.group().strip(blank):
+                text = text[:match.start()]
+            assign(shell, name, None, Text(text, here))
+        else:
+            assign(shell, name, None, Text(text[:match.start()] if match else text, here))
+            text = text[match.end():] if match else ""

@@ -1,0 +1,257 @@
+"""Parameter expansion: ``$x`` and every operator of ``${x...}``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hapmoe.errors import InputError
+
+from . import words
+from .patterns import escape, regex_of, strip_prefix, strip_suffix, substitute
+from .syntax import Param, Part
+from .values import MARK, Text, Unknown
+from .variables import assign, elements, missing, number, resolve, scalar
+
+if TYPE_CHECKING:
+    from .interpret import Shell
+
+__all__ = ["expand_param"]
+
+_Piece = tuple[str, str, str]
+
+
+def expand_param(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece]:
+    """The fragments of one expansion, as ``(kind, text, where)``."""
+    if part.indirect:
+        return _indirect(shell, part, where, quoted=quoted)
+    many = part.name if part.name in ("@", "*") else part.index if part.index in ("@", "*") else ""
+    if many:
+        return _many(shell, part, many, where, quoted=quoted)
+    value = scalar(shell, part.name, part.index)
+    if part.length:
+        return [_one(_length(shell, part, value), where, quoted)]
+    op = part.op
+    if op and op.lstrip(":") in ("-", "=", "+", "?"):
+        return _substituted(shell, part, value, where, quoted=quoted)
+    if value is None:
+        if not _declared(shell, part):
+            missing(shell, part.name)
+        value = Text("", where)
+    if op:
+        value = Text(_operate(shell, part, value.text, where), value.where)
+    return [_one(value.text, value.where or where, quoted)]
+
+
+def _declared(shell: Shell, part: Param) -> bool:
+    """Whether the variable stands declared, e.g. an element beyond the end of a known array."""
+    if part.name.isdigit():
+        return False
+    found = shell.state.find(resolve(shell, part.name)[0])
+    return bool(found) and "nounset" not in shell.state.options
+
+
+def _one(text: str, where: str, quoted: bool) -> _Piece:
+    return ("quoted" if quoted else "expanded", text, where)
+
+
+def _indirect(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece]:
+    if part.index in ("@", "*"):
+        return _keys(shell, part, where, quoted=quoted)
+    if part.op in ("@", "*"):
+        names = sorted({n for scope in shell.state.scopes for n in scope if n.startswith(part.name)})
+        return _separated([Text(name, where) for name in names], "@" if part.op == "@" else "*", where, quoted, shell)
+    value = scalar(shell, part.name, part.index)
+    if value is None:
+        missing(shell, part.name)
+        return [_one("", where, quoted)]
+    found = shell.state.find(part.name)
+    if found and found[1].ref:
+        return [_one(resolve(shell, part.name)[0], where, quoted)]
+    if MARK.search(value.text):
+        return [_one(shell.world.marks.derive(value.text, "", part.source, where, single=False), where, quoted)]
+    target = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*#?])(?:\[(.*)\])?", value.text)
+    if not target:
+        raise InputError(f"{part.source} names no variable ({value.text!r})", where=where)
+    inner = Param(target.group(1), target.group(2), part.op, part.arg, part.second, source=part.source)
+    return expand_param(shell, inner, where, quoted=quoted)
+
+
+def _keys(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece]:
+    found = shell.state.find(resolve(shell, part.name)[0])
+    if not found:
+        return []
+    var = found[1]
+    if var.mark:
+        return [_one(shell.world.marks.derive(var.mark, "", part.source, where, single=False), where, quoted)]
+    items = var.items if var.items is not None else ({} if var.value is None else {0: var.value})
+    keys = list(items) if var.assoc else sorted(items)  # type: ignore[type-var]
+    return _separated([Text(str(key), where) for key in keys], str(part.index), where, quoted, shell)
+
+
+def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> list[_Piece]:
+    values, mark = elements(shell, part.name)
+    if mark:
+        if part.length:
+            return [_one(shell.world.marks.derive(mark, "", part.source, where, single=True, nonempty=True), where, quoted)]
+        return [("quoted" if quoted and many == "*" else "expanded", mark, where)]
+    if part.length:
+        return [_one(str(len(values)), where, quoted)]
+    op = part.op
+    if op == ":":
+        values = _slice(shell, part, values, where)
+    elif op and op.lstrip(":") in ("-", "=", "+", "?"):
+        joined = " ".join(value.text for value in values)
+        present = Text(joined, where) if values else None
+        if op.lstrip(":") == "+" or present is None or (op[0] == ":" and shell.world.marks.emptiness(joined)):
+            return _substituted(shell, part, present, where, quoted=quoted)
+    elif op:
+        values = [Text(_operate(shell, part, value.text, where), value.where) for value in values]
+    if not values and part.name not in ("@", "*") and not _declared(shell, part):
+        if "nounset" in shell.state.options and part.index is None:
+            missing(shell, part.name)
+        elif not shell.state.find(part.name):
+            shell.world.unset.setdefault(part.name, shell.where())
+    return _separated(values, many, where, quoted, shell)
+
+
+def _separated(values: list[Text], many: str, where: str, quoted: bool, shell: Shell) -> list[_Piece]:
+    if quoted and many == "*":
+        ifs = scalar(shell, "IFS")
+        separator = (ifs.text[:1] if ifs else " ")
+        return [("quoted", separator.join(value.text for value in values), where)]
+    out: list[_Piece] = []
+    for place, value in enumerate(values):
+        if place:
+            out.append(("break", "", where))
+        out.append(_one(value.text, value.where or where, quoted))
+    return out
+
+
+def _slice(shell: Shell, part: Param, values: list[Text], where: str) -> list[Text]:
+    start = number(shell, _plain(shell, part.arg, where))
+    count = number(shell, _plain(shell, part.second, where)) if part.second is not None else None
+    if start is None or (count is None and part.second is not None):
+        raise InputError(f"{part.source} depends on a value that is not known", where=where)
+    if part.name in ("@", "*"):
+        values = [Text(shell.state.zero, where), *values]
+    if start < 0:
+        start += len(values)
+        if start < 0:
+            return []
+    return values[start:] if count is None else values[start:start + max(count, 0)]
+
+
+def _plain(shell: Shell, parts: tuple[Part, ...] | None, where: str) -> str:
+    return "".join(each.text for each in words.fragments(shell, parts or (), where, quoted=True))
+
+
+def _length(shell: Shell, part: Param, value: Text | None) -> str:
+    if value is None:
+        missing(shell, part.name)
+        return "0"
+    if MARK.search(value.text):
+        return shell.world.marks.derive(value.text, "", part.source, shell.where(), single=True, nonempty=True)
+    return str(len(value.text))
+
+
+def _substituted(shell: Shell, part: Param, value: Text | None, where: str, *, quoted: bool) -> list[_Piece]:
+    """``:-``, ``:=``, ``:+``, ``:?`` and the forms without the colon, which look only at being set."""
+    kind = part.op.lstrip(":")
+    absent: bool | None = value is None
+    if value is not None and part.op[0] == ":":
+        absent = shell.world.marks.emptiness(value.text)
+    if absent is None:
+        assert value is not None
+        if kind == "?":
+            return [_one(value.text, value.where, quoted)]
+        text = shell.world.marks.derive(value.text, "", part.source, where, single=False)
+        return [_one(text, where, quoted)]
+    if kind == "+":
+        return [] if absent else _argument(shell, part, where, quoted=quoted)
+    if not absent:
+        assert value is not None
+        return [_one(value.text, value.where or where, quoted)]
+    if kind == "?":
+        message = _plain(shell, part.arg, where) or "not set"
+        name = f"argument {part.name}" if part.name.isdigit() else f"--env {part.name}=VALUE"
+        raise InputError(f"{part.name} must be given ({MARK.sub('?', message)})", where=shell.where(), hint=f"give {name}")
+    pieces = _argument(shell, part, where, quoted=quoted)
+    if kind == "=":
+        text = "".join(" " if piece[0] == "break" else piece[1] for piece in pieces)
+        assign(shell, part.name, part.index, Text(text, where))
+        held = scalar(shell, part.name, part.index)
+        return [_one(held.text if held else "", where, quoted)]
+    return pieces
+
+
+def _argument(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece]:
+    got = words.fragments(shell, words.with_tilde(shell, part.arg), where, quoted=quoted, split=not quoted)
+    if quoted and not got:
+        return [("quoted", "", where)]
+    return [tuple(each) for each in got]
+
+
+def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
+    op = part.op
+    if MARK.search(text):
+        return _on_unknown(shell, part, text, where)
+    if op == ":":
+        return _substring(shell, part, text, where)
+    if op[0] in "#%/^,":
+        pattern = "".join(escape(each.text) if each.kind == "quoted" else each.text
+                          for each in words.fragments(shell, part.arg, where))
+        if MARK.search(pattern):
+            return shell.world.marks.derive(pattern, "", part.source, where)
+        if op[0] == "#":
+            return strip_prefix(text, pattern, longest=op == "##")
+        if op[0] == "%":
+            return strip_suffix(text, pattern, longest=op == "%%")
+        if op[0] in "^,":
+            return _cased(text, op, pattern)
+        by = "".join(each.text for each in words.fragments(shell, part.second or (), where))
+        return substitute(text, pattern, by, op)
+    if op in ("@U", "@L", "@u"):
+        return {"@U": text.upper(), "@L": text.lower(), "@u": text[:1].upper() + text[1:]}[op]
+    if op == "@Q":
+        return "'" + text.replace("'", "'\\''") + "'"
+    return shell.world.marks.mark(Unknown(f"the expansion {part.source}", part.source, where, single=False, nonempty=False))
+
+
+def _cased(text: str, op: str, pattern: str) -> str:
+    change = str.upper if op[0] == "^" else str.lower
+    regex = regex_of(pattern) if pattern else None
+
+    def one(char: str) -> str:
+        return change(char) if regex is None or regex.fullmatch(char) else char
+
+    if len(op) == 1:
+        return one(text[:1]) + text[1:]
+    return "".join(map(one, text))
+
+
+def _substring(shell: Shell, part: Param, text: str, where: str) -> str:
+    start = number(shell, _plain(shell, part.arg, where))
+    count = number(shell, _plain(shell, part.second, where)) if part.second is not None else None
+    if start is None or (part.second is not None and count is None):
+        return shell.world.marks.mark(Unknown(f"the substring {part.source}", part.source, where, nonempty=False))
+    if start < 0:
+        start += len(text)
+        if start < 0:
+            return ""
+    if count is None:
+        return text[start:]
+    return text[start:len(text) + count] if count < 0 else text[start:start + count]
+
+
+def _on_unknown(shell: Shell, part: Param, text: str, where: str) -> str:
+    """An operator on text that holds unknowns: exact where only the known tail matters, else unknown."""
+    pattern = "".join(each.text for each in words.fragments(shell, part.arg, where)) if part.op[0] in "#%" else ""
+    tail = MARK.split(text)[-1]
+    if part.op == "##" and pattern == "*/" and "/" in tail:
+        return tail.rpartition("/")[2]
+    if part.op == "%" and pattern == "/*" and "/" in tail:
+        return text.rpartition("/")[0]
+    if part.op == "%" and pattern and not re.search(r"[*?\[\\+@!|]", pattern) and len(tail) >= len(pattern):
+        return text.removesuffix(pattern)
+    return shell.world.marks.derive(text, "", part.source, where)

@@ -1,0 +1,176 @@
+"""From a launch script (or a command) to the one training invocation it would make."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hapmoe.errors import InputError
+
+from .arithmetic import ArithmeticError_
+from .control import Control, bounded
+from .files import source_of
+from .inputs import read_text
+from .interpret import Shell
+from .launchers import Around, parse_sbatch, slurm_around, training_score
+from .state import Launch, State, Var, World
+from .values import MARK, Invocation, Text, Token, Unknown, holds_secret, is_secret_flag, is_secret_name
+from .variables import secret
+
+__all__ = ["read_command", "read_script"]
+
+_NOT_HERE = "the launch command of the training, e.g. `torchrun ... pretrain_gpt.py ...`, must stand in the script"
+
+
+def read_script(path: str | Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Invocation:
+    """The training launch of ``path`` called with ``args`` and the environment ``env``. Nothing is executed.
+
+    Raises :class:`InputError` when the script is none, or when its launch depends on something that is not given.
+    """
+    text = read_text(Path(path), str(path))
+    if not text.strip():
+        raise InputError("the script is empty", where=str(path), hint=_NOT_HERE)
+    shebang = text.split("\n", 1)[0]
+    if str(path).endswith(".py") or (shebang.startswith("#!") and "sh" not in shebang):
+        raise InputError("is not a shell script", where=str(path), hint="give the launch script, or `-- torchrun ... pretrain_gpt.py ...`")
+    return _read(text, str(path), args, env, folder=Path(path).parent)
+
+
+def read_command(words: Sequence[str], env: Mapping[str, str] | None = None) -> Invocation:
+    """The training launch of a command given as words, e.g. ``["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py"]``."""
+    if not words:
+        raise InputError("no command", where="command line")
+    return _read(" ".join(shlex.quote(word) for word in words), "command line", (), env, folder=Path.cwd())
+
+
+def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | None, *, folder: Path) -> Invocation:
+    for value in (*args, *(env or {}).values()):
+        if MARK.search(value) or "\0" in value:
+            raise InputError("an argument or environment value holds a private-use or NUL character", where=name)
+    start = Path.cwd()
+    world = World(script=name, folder=folder.absolute(), start=start)
+    world.arguments_given = len(args)
+    cwd = world.marks.mark(Unknown("the folder it is started in", "$PWD", stable=True, path=str(start)))
+    state = State(scopes=[{}], cwd=cwd, zero=name, positionals=tuple(Text(arg, "command line") for arg in args))
+    shell = Shell(world, state, name)
+    for key, value in (env or {}).items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
+            raise InputError(f"{key!r} is not the name of an environment variable", where="environment")
+        state.scopes[0][key] = Var(value=secret(shell, key, Text(value, "environment")), exported=True)
+    lines = [line[len("#SBATCH"):] for line in text.split("\n") if line.startswith("#SBATCH")]
+    if lines:
+        shell.around = slurm_around(parse_sbatch(lines), Around(slurm=True))
+    _run(shell, text, name)
+    return _chosen(shell, name)
+
+
+def _run(shell: Shell, text: str, name: str) -> None:
+    try:
+        bounded(shell, ("exit", "return", "break", "continue"), lambda: shell.run_text(text, name, script=True))
+    except RecursionError:
+        raise InputError("nested too deeply", where=shell.where(), hint="an endless recursion, perhaps") from None
+    except (Control, ArithmeticError_):
+        return
+
+
+def _chosen(shell: Shell, name: str) -> Invocation:
+    """The one training among the Python processes started."""
+    launches = shell.world.launches
+    if not launches:
+        note = f" ({shell.world.notes[-1]})" if shell.world.notes else ""
+        raise InputError(f"the script starts no training{note}", where=name, hint=_NOT_HERE)
+    scores = [training_score(launch.entry.text, launch.argv) for launch in launches]
+    best = max(scores)
+    candidates = [launch for launch, score in zip(launches, scores, strict=True) if score == best]
+    different = {_compared(launch): launch for launch in candidates}
+    for launch in candidates:
+        _settled(shell, launch)
+    if len(different) > 1:
+        places = ", ".join(dict.fromkeys(launch.where for launch in different.values()))
+        guards = list(dict.fromkeys(guard for launch in different.values() for guard in launch.guards))
+        why = f", depending on the condition at {guards[0]}" if guards else ""
+        raise InputError(f"{len(different)} launches differ in their arguments{why} ({places})", where=name,
+                         hint="make the script start one training, or give the command itself after --")
+    return _invocation(shell, name, candidates[-1])
+
+
+def _compared(launch: Launch) -> tuple[str, ...]:
+    """What makes two launches the same training; values that are not known are taken as equal."""
+    return tuple(MARK.sub("?", word.text) for word in (launch.entry, *launch.argv))
+
+
+def _settled(shell: Shell, launch: Launch) -> None:
+    """Refuse a launch whose words depend on an unknown condition, or whose number of words is not known."""
+    words = (launch.entry, *launch.argv)
+    for place, word in enumerate(words):
+        for unknown in shell.world.marks.of(word.text):
+            flag = _flag_of(words, place)
+            if unknown.branch:
+                raise InputError(f"{flag} of the training depends on this condition, which is not known", where=unknown.branch,
+                                 hint="give what it tests with --env NAME=VALUE or as an argument, or settle it in the script")
+            if unknown.spread and not _is_value(words, place):
+                raise InputError(f"arguments of the training are not known: {unknown.why}", where=word.where or launch.where,
+                                 hint="write them into the script, or give them with --env NAME=VALUE")
+
+
+def _flag_of(words: tuple[Text, ...], place: int) -> str:
+    own = words[place].text.partition("=")[0]
+    if own.startswith("--") and not MARK.search(own):
+        return own
+    before = words[place - 1].text if place else ""
+    return before if before.startswith("--") and not MARK.search(before) else "the entry" if place == 0 else f"argument {place}"
+
+
+def _is_value(words: tuple[Text, ...], place: int) -> bool:
+    before = words[place - 1].text if place > 1 else ""
+    after = words[place + 1].text if place + 1 < len(words) else "-"
+    return (before.startswith("--") and "=" not in before and after.startswith("-")) or len(words[place].text) > 1
+
+
+def _invocation(shell: Shell, name: str, launch: Launch) -> Invocation:
+    return Invocation(
+        script=name,
+        entry=_token(shell, launch.entry),
+        argv=_tokens(shell, launch.argv),
+        launcher=launch.launcher,
+        launcher_argv=_tokens(shell, launch.launcher_argv),
+        world_size=launch.world_size,
+        nodes=launch.nodes,
+        devices_per_node=launch.devices_per_node,
+        env=tuple((key, _token(shell, value, named=key)) for key, value in launch.env),
+        unset=tuple(f"{key} ({where})" for key, where in shell.world.unset.items()),
+        where=launch.where,
+        python=tuple(MARK.sub("?", word) for word in launch.python),
+    )
+
+
+def _tokens(shell: Shell, words: tuple[Text, ...]) -> tuple[Token, ...]:
+    out: list[Token] = []
+    before = ""
+    for word in words:
+        flag, equals, _ = word.text.partition("=")
+        if (equals and is_secret_flag(flag)) or (is_secret_flag(before) and "=" not in before and not word.text.startswith("--")):
+            known = not MARK.search(word.text)
+            out.append(Token(None, "secret, referred to by name", "" if known else _token(shell, word).source, word.where))
+        else:
+            out.append(_token(shell, word))
+        before = word.text
+    return tuple(out)
+
+
+def _token(shell: Shell, word: Text, *, named: str = "") -> Token:
+    unknowns = shell.world.marks.of(word.text)
+    if named and is_secret_name(named):
+        return Token(None, "secret, referred to by name", f'"${named}"', word.where)
+    if holds_secret(word.text):
+        return Token(None, "holds a secret", "", word.where)
+    if not unknowns:
+        return Token(word.text, where=word.where)
+    source = source_of(shell, word.text)
+    bare = len(word.text) == 1 and unknowns[0].spread
+    why = next((each.why for each in unknowns if each.secret), unknowns[0].why)
+    if holds_secret(source) or holds_secret(why):
+        return Token(None, "holds a secret", "", word.where)
+    return Token(None, why, source if bare else f'"{source}"', word.where)

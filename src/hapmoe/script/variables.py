@@ -1,0 +1,290 @@
+"""Variables of the shell: reading, writing, name references, arrays, and what the shell itself provides."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hapmoe.errors import InputError
+
+from .arithmetic import Number, evaluate
+from .state import Var
+from .values import MARK, Text, Unknown, is_secret_name
+
+if TYPE_CHECKING:
+    from .interpret import Shell
+
+__all__ = ["assign", "declare", "elements", "index_of", "missing", "number", "read_number", "resolve", "scalar", "secret",
+           "unset", "write_number"]
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_INDEXED = re.compile(r"([A-Za-z_]\w*)\[(.+)\]", re.ASCII | re.DOTALL)
+# Set in any real shell, not known here. True: certainly not empty.
+_SITE = {
+    "HOME": True, "USER": True, "LOGNAME": True, "PWD": True, "OLDPWD": False, "PATH": True, "SHELL": True, "HOSTNAME": True,
+    "UID": True, "EUID": True, "PPID": True, "BASHPID": True, "RANDOM": True, "SRANDOM": True, "SECONDS": True, "TERM": False,
+    "LANG": False, "TMPDIR": False, "PYTHONPATH": False, "LD_LIBRARY_PATH": False, "LD_PRELOAD": False, "LIBRARY_PATH": False,
+    "CPATH": False, "BASH_VERSION": True, "EPOCHSECONDS": True, "EPOCHREALTIME": True, "BASH": True, "OSTYPE": True,
+    "HOSTTYPE": True, "MACHTYPE": True, "GROUPS": True, "SHLVL": True, "VIRTUAL_ENV": False, "CONDA_PREFIX": False,
+    "CONDA_DEFAULT_ENV": False, "LINENO": True, "CUDA_HOME": False, "COLUMNS": False,
+}
+_STABLE = frozenset(("HOME", "USER", "LOGNAME", "PATH", "SHELL", "HOSTNAME", "UID", "EUID", "PYTHONPATH", "LD_LIBRARY_PATH"))
+_LARGEST_INDEX = 1_000_000
+
+
+def resolve(shell: Shell, name: str) -> tuple[str, str | None]:
+    """The variable (and element) that ``name`` stands for, through ``declare -n`` references."""
+    index = None
+    for _ in range(10):
+        found = shell.state.find(name)
+        if not found or not found[1].ref or not found[1].value:
+            return name, index
+        target = found[1].value.text
+        indexed = _INDEXED.fullmatch(target)
+        name, index = (indexed.group(1), indexed.group(2)) if indexed else (target, None)
+    raise InputError(f"a circle of name references at {name}", where=shell.where())
+
+
+def _provided(shell: Shell, name: str) -> Text | None:
+    """A value that bash or the site provides."""
+    state, here = shell.state, shell.where()
+    if name in ("PWD",):
+        return Text(state.cwd, here)
+    if name in ("BASH_SOURCE", "FUNCNAME"):
+        return elements(shell, name)[0][0]
+    if name in _SITE:
+        unknown = Unknown(f"the environment's ${name}", f"${{{name}}}", "" if name in _STABLE else here,
+                          single=name not in ("LD_PRELOAD",), nonempty=_SITE[name], stable=name in _STABLE)
+        return Text(shell.world.marks.mark(unknown), here)
+    if name == "IFS":
+        return Text(" \t\n", "")
+    if name == "OPTIND":
+        return Text("1", "")
+    return None
+
+
+def _special(shell: Shell, name: str) -> Text | None:
+    state, marks, here = shell.state, shell.world.marks, shell.where()
+    if name == "?":
+        return Text(str(state.status) if state.status is not None
+                    else marks.mark(Unknown("the exit status of a command that is not run", "$?", here)), here)
+    if name == "#":
+        if state.positional_mark:
+            return Text(marks.derive(state.positional_mark, "the number of arguments", "$#", here, single=True, nonempty=True), here)
+        return Text(str(len(state.positionals)), here)
+    if name == "0":
+        return Text(state.zero, here)
+    if name in "$!":
+        return Text(marks.mark(Unknown("a process number", f"${name}", here)), here)
+    if name == "-":
+        return Text("".join(sorted({"errexit": "e", "nounset": "u"}.get(o, "") for o in state.options)) + "hB", here)
+    position = int(name)
+    if state.positional_mark:
+        return Text(marks.derive(state.positional_mark, f"argument {name}", f"${{{name}}}", here), here)
+    if position <= len(state.positionals):
+        return state.positionals[position - 1]
+    return None
+
+
+def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
+    """The value of ``name`` (or of one element); None when it is unset."""
+    if not _NAME.fullmatch(name):
+        return _special(shell, name)
+    name, through = resolve(shell, name)
+    index = through if index is None else index
+    found = shell.state.find(name)
+    if not found:
+        if index is not None and name in ("BASH_SOURCE", "FUNCNAME", "PIPESTATUS"):
+            values, _ = elements(shell, name)
+            place = number(shell, index)
+            return values[place] if place is not None and 0 <= place < len(values) else None
+        return _provided(shell, name) if index in (None, "0") else None
+    var = found[1]
+    if var.mark:
+        return Text(shell.world.marks.derive(var.mark, f"an element of {name}", f"${{{name}[{index or 0}]}}", shell.where(),
+                                             single=True), shell.where())
+    if var.items is None:
+        return var.value if index is None or (not var.assoc and number(shell, index) == 0) else None
+    key = index_of(shell, var, index if index is not None else "0")
+    if key is None or (isinstance(key, str) and MARK.search(key)):
+        return Text(shell.world.marks.mark(Unknown(f"an element of {name} at a place that is not known", "", shell.where(),
+                                                   nonempty=False)), shell.where())
+    return var.items.get(key)
+
+
+def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
+    """The elements of an array (or of a scalar as one), and a mark instead when they are not known."""
+    state = shell.state
+    if name in ("@", "*"):
+        return list(state.positionals), state.positional_mark
+    name, _ = resolve(shell, name)
+    found = state.find(name)
+    if not found:
+        if name == "BASH_SOURCE":
+            return [Text(file, shell.where()) for file in reversed(shell.sources)] or [Text(state.zero)], ""
+        if name == "FUNCNAME":
+            return [Text(each, shell.where()) for each in reversed(shell.calls)], ""
+        if name == "PIPESTATUS":
+            status = _special(shell, "?")
+            return [status] if status else [], ""
+        provided = _provided(shell, name)
+        return ([provided] if provided else []), ""
+    var = found[1]
+    if var.mark:
+        return [], var.mark
+    if var.items is None:
+        return ([var.value] if var.value is not None else []), ""
+    if var.assoc:
+        return list(var.items.values()), ""
+    return [var.items[key] for key in sorted(var.items)], ""  # type: ignore[type-var]
+
+
+def index_of(shell: Shell, var: Var, source: str) -> int | str | None:
+    """The key that a subscript's source means; None when it is not known."""
+    if var.assoc:
+        return shell.expand_source(source)
+    place = number(shell, source)
+    if place is not None and place < 0 and var.items:
+        place += max(int(key) for key in var.items) + 1
+    if place is not None and place > _LARGEST_INDEX:
+        raise InputError("an array subscript beyond a million", where=shell.where())
+    return place
+
+
+def number(shell: Shell, source: str) -> Number:
+    """The value of arithmetic source text."""
+    return evaluate(shell.expand_arithmetic(source), lambda n, i: read_number(shell, n, i),
+                    lambda n, i, v: write_number(shell, n, i, v))
+
+
+def read_number(shell: Shell, name: str, index: str | None) -> str:
+    value = scalar(shell, name, index)
+    if value is None:
+        missing(shell, name)
+        return ""
+    return value.text
+
+
+def write_number(shell: Shell, name: str, index: str | None, value: Number) -> None:
+    assign(shell, name, index, Text(shell.number_text(value, f"${{{name}}}"), shell.where()))
+
+
+def missing(shell: Shell, name: str) -> None:
+    """Note that ``name`` was read while unset; under ``set -u`` that ends the script."""
+    if name in ("@", "*"):
+        return
+    label = f"${name}" if name.isdigit() else name
+    if "nounset" in shell.state.options:
+        hint = f"give argument {name}" if name.isdigit() else f"give --env {name}=VALUE"
+        raise InputError(f"{label} is not set, and the script runs under set -u", where=shell.where(), hint=hint)
+    if name.isdigit():
+        shell.world.missing = name
+    shell.world.unset.setdefault(label, shell.where())
+
+
+def secret(shell: Shell, name: str, value: Text) -> Text:
+    """``value``, or what stands for it when ``name`` says that it is a credential."""
+    if not value.text or not is_secret_name(name):
+        return value
+    blank = any(char.isspace() for char in value.text)
+    return Text(shell.world.marks.mark(Unknown("secret, referred to by name", f"${name}", value.where, single=not blank,
+                                               stable=True, secret=True)), value.where)
+
+
+def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: bool = False) -> None:
+    """``name=value``, ``name[index]=value`` and the ``+=`` forms."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{name!r} is not a variable name", where=shell.where())
+    name, through = resolve(shell, name)
+    index = through if index is None else index
+    found = shell.state.find(name)
+    scope, var = found if found else (shell.state.scopes[0], Var())
+    if var.readonly:
+        raise InputError(f"{name} is read-only and assigned again", where=shell.where())
+    if var.mark:
+        return  # what one element becomes tells nothing about an array that is not known
+    value = secret(shell, name, value)
+    if index is None and var.items is not None:
+        index = "0"
+    key = index_of(shell, var, index) if index is not None else None
+    if index is not None and (key is None or (isinstance(key, str) and MARK.search(key))):
+        mark = shell.world.marks.mark(Unknown(f"an element of {name} at a place that is not known", "", shell.where(), single=False,
+                                              nonempty=False))
+        scope[name] = replace(var, items=None, value=None, mark=mark)
+        return
+    old = (var.items or {}).get(key) if key is not None else var.value
+    if append and var.items is None and key is not None:
+        old = var.value if key == 0 else None
+    value = _shaped(shell, var, value, old if append else None)
+    if key is None:
+        new = replace(var, value=value)
+    else:
+        items = dict(var.items) if var.items is not None else ({} if var.value is None else {0: var.value})
+        items[key] = value
+        new = replace(var, items=items, value=None)
+    if "allexport" in shell.state.options:
+        new = replace(new, exported=True)
+    scope[name] = new
+    if new.exported:
+        shell.note_export(name)
+
+
+def _shaped(shell: Shell, var: Var, value: Text, old: Text | None) -> Text:
+    """``value`` joined to what it is appended to, as the variable's attributes shape it."""
+    if var.integer:
+        total = number(shell, value.text)
+        if old is not None:
+            before = number(shell, old.text)
+            total = None if total is None or before is None else total + before
+        return Text(shell.number_text(total, ""), value.where)
+    text = shell.world.bounded((old.text if old else "") + value.text, shell.where())
+    if var.case:
+        text = text.upper() if var.case == "upper" else text.lower()
+    return Text(text, (old.where or value.where) if old and old.text else value.where)
+
+
+def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str]) -> None:
+    """Give ``name`` attributes, in the innermost scope when ``local``."""
+    state = shell.state
+    if local and len(state.scopes) > 1:
+        scope = state.scopes[-1]
+        var = scope.get(name, Var())
+    else:
+        if not flags.get("ref"):
+            name, _ = resolve(shell, name)
+        found = state.find(name)
+        scope, var = found if found else (state.scopes[0], Var())
+        if not found and flags.get("exported"):
+            provided = _provided(shell, name)
+            var = replace(var, value=provided) if provided and name in _SITE else var
+    if flags.get("array") or flags.get("assoc"):
+        var = replace(var, items=var.items if var.items is not None
+                      else ({} if var.value is None else {0: var.value}), value=None)
+    fresh = {key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")}
+    scope[name] = replace(var, case=str(flags.get("case", var.case)), **fresh)
+    if flags.get("exported"):
+        shell.note_export(name)
+
+
+def unset(shell: Shell, name: str) -> None:
+    indexed = _INDEXED.fullmatch(name)
+    name, index = (indexed.group(1), indexed.group(2)) if indexed else (name, None)
+    name, through = resolve(shell, name)
+    index = index or through
+    found = shell.state.find(name)
+    if not found:
+        if name in _SITE:
+            shell.state.scopes[0][name] = Var()
+        return
+    scope, var = found
+    if index is None or var.items is None:
+        if len(shell.state.scopes) > 1 and scope is shell.state.scopes[-1]:
+            scope[name] = Var()
+        else:
+            scope.pop(name)
+            if name in _SITE:
+                scope[name] = Var()
+        return
+    key = index_of(shell, var, index)
+    scope[name] = replace(var, items={k: v for k, v in var.items.items() if k != key})

@@ -1,0 +1,188 @@
+"""The exact search: cheapest bound first, every point whose bound beats the best plan is solved.
+
+It ends with a certificate: no plan of the space is faster under the model (gap 0), or, cut by a time
+limit, the fraction by which one could still be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from hapmoe.cost import evaluate
+from hapmoe.options import FloatArray, IntArray
+from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult
+from hapmoe.search.bounds import point_bounds, quick_bounds
+from hapmoe.search.misses import nearest_misses
+from hapmoe.search.problem import Point, Problem, make_plan
+from hapmoe.search.space import legal_vpp
+from hapmoe.search.split import Solution, solve_point
+
+__all__ = ["Progress", "search_exact"]
+
+Progress = Callable[[int, int, float, float], None]
+"""progress(grid points settled, grid points, best step, lower bound)."""
+
+CHUNK = 192
+"""Placement-option pairs that are expanded at once, in order of their quick bound."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What the search knows so far."""
+
+    found: list[tuple[float, Point, Solution]] = field(default_factory=list)
+    best: float = np.inf
+    open_bound: float = np.inf
+    """Lowest bound of the points that could not be searched to the end."""
+    solved: int = 0
+
+
+def search_exact(
+    problem: Problem,
+    *,
+    planner: str = "exact",
+    backend: str = "megatron",
+    top: int = 3,
+    time_limit_s: float | None = None,
+    equal_layers: bool = False,
+    equal_recompute: bool = False,
+    progress: Progress | None = None,
+    started: float | None = None,
+) -> SearchResult:
+    """The fastest plan of the problem's space, certified.
+
+    ``equal_layers``, ``equal_recompute``: all stages hold the same number of layers, recompute the
+    same. Interruption (KeyboardInterrupt)
+    counts as a time limit once a plan is in hand.
+    """
+    began = time.perf_counter() if started is None else started
+    grid = problem.grid
+    pruned: Counter[str] = Counter(problem.space.dropped)
+    if not len(grid.option_G):
+        return _infeasible(problem, pruned, began)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        quick_G, possible_G = quick_bounds(problem)
+        pruned["memory"] += int((~possible_G).sum())
+        order = np.flatnonzero(possible_G)
+        order = order[np.argsort(quick_G[order], kind="stable")]
+        state = _State()
+        cut = False
+        settled = 0
+        try:
+            while settled < len(order):
+                chunk = order[settled : settled + CHUNK]
+                if quick_G[chunk[0]] >= state.best:
+                    break
+                chunk = chunk[quick_G[chunk] < state.best]
+                _search_chunk(problem, state, chunk, quick_G, pruned, (equal_layers, equal_recompute), began, time_limit_s)
+                settled += len(chunk)
+                if progress:
+                    progress(settled, len(order), state.best, float(quick_G[chunk[-1]]))
+                if time_limit_s is not None and time.perf_counter() - began > time_limit_s:
+                    cut = settled < len(order)
+                    break
+        except (_OutOfTimeError, KeyboardInterrupt) as stop:
+            if isinstance(stop, KeyboardInterrupt) and not state.found:
+                raise
+            cut = True
+    if not state.found:
+        return _infeasible(problem, pruned, began, cut=cut)
+    pruned["bound"] += len(order) - settled
+    bound = min(state.best, state.open_bound)
+    if cut and settled < len(order):
+        bound = min(bound, float(quick_G[order[settled]]))
+    if not problem.space.complete:
+        bound = min(bound, float(quick_G[order[0]]))
+    return _result(problem, state, pruned, bound, began, planner, backend, top)
+
+
+class _OutOfTimeError(Exception):
+    """The time limit passed inside a chunk."""
+
+
+def _expand(problem: Problem, chunk: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Placement, option, vpp and row of every grid point of a chunk."""
+    grid, placements = problem.grid, problem.space.placements
+    rows, vpps = [], []
+    cache: dict[tuple[int, int], list[int]] = {}
+    for row in chunk.tolist():
+        key = (placements[grid.placement_G[row]].pp, int(grid.microbatches_G[row]))
+        if key not in cache:
+            cache[key] = [v for v in legal_vpp(problem.job, *key) if problem.pins.allow("vpp", v)]
+        rows += [row] * len(cache[key])
+        vpps += cache[key]
+    row_G = np.asarray(rows, np.int64)
+    return grid.placement_G[row_G], grid.option_G[row_G], np.asarray(vpps, np.int64), row_G
+
+
+def _search_chunk(
+    problem: Problem,
+    state: _State,
+    chunk: IntArray,
+    quick_G: FloatArray,
+    pruned: Counter[str],
+    equal: tuple[bool, bool],
+    began: float,
+    time_limit_s: float | None,
+) -> None:
+    placement, option, vpp, row = _expand(problem, chunk)
+    if not len(row):
+        return
+    bound = point_bounds(problem, placement, option, vpp, quick_G[row], state.best)
+    pruned["memory"] += int(np.isinf(bound).sum())
+    order = np.argsort(bound, kind="stable")
+    for index in order.tolist():
+        if bound[index] >= state.best:
+            pruned["bound"] += int(np.isfinite(bound[order]).sum()) - order.tolist().index(index)
+            return
+        point = Point(int(placement[index]), int(option[index]), int(vpp[index]))
+        solution, complete = solve_point(problem, point, state.best, float(bound[index]), *equal)
+        state.solved += 1
+        if not complete:
+            state.open_bound = min(state.open_bound, float(bound[index]))
+        if solution is not None and solution.step_s < state.best:
+            state.best = solution.step_s
+            state.found.append((solution.step_s, point, solution))
+        if time_limit_s is not None and time.perf_counter() - began > time_limit_s:
+            raise _OutOfTimeError
+
+
+def _result(
+    problem: Problem, state: _State, pruned: Counter[str], bound: float, began: float, planner: str, backend: str, top: int
+) -> SearchResult:
+    ranked: list[tuple[Plan, Estimate]] = []
+    for _, point, solution in sorted(state.found, key=lambda entry: entry[0])[:top]:
+        plan = make_plan(problem, point, solution.layers, solution.choices, planner, backend)
+        ranked.append((plan, evaluate(problem.job, problem.cluster, plan)))
+    plan, estimate = ranked[0]
+    bound = min(bound, estimate.step_s)
+    gap = (estimate.step_s - bound) / estimate.step_s
+    report = SearchReport(
+        status="optimal" if gap <= 0.0 and problem.space.complete else "feasible",
+        gap=gap,
+        wall_s=time.perf_counter() - began,
+        considered=len(problem.grid.option_G),
+        pruned={name: count for name, count in sorted(pruned.items()) if count},
+    )
+    ranked = [(plan, msgspec.structs.replace(estimate, lower_bound_s=bound)) for plan, estimate in ranked]
+    return SearchResult(
+        status=report.status, plan=ranked[0][0], estimate=ranked[0][1], ranked=tuple(ranked), gap=gap, report=report
+    )
+
+
+def _infeasible(problem: Problem, pruned: Counter[str], began: float, cut: bool = False) -> SearchResult:
+    reasons = ("the time limit passed before a plan was found",) if cut else nearest_misses(problem)
+    report = SearchReport(
+        status="infeasible",
+        wall_s=time.perf_counter() - began,
+        considered=len(problem.grid.option_G),
+        pruned={name: count for name, count in sorted(pruned.items()) if count},
+        reasons=reasons,
+    )
+    return SearchResult(status="infeasible", plan=None, estimate=None, report=report)
