@@ -40,7 +40,12 @@ FABRICS = {
     "nvlink5": ("NVLink5 (HGX B200)", 900e9),
     "pcie": ("PCIe5 (RTX PRO 6000)", 63e9),
 }
-COLLECTIVES = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce", "alltoall": "all_to_all"}
+COLLECTIVES = {
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "alltoall": "all_to_all",
+}
 
 
 def seconds_of(row: dict[str, Any]) -> float:
@@ -51,7 +56,9 @@ def seconds_of(row: dict[str, Any]) -> float:
     return 0.0
 
 
-def fit(model: Any, start: list[float], low: list[float], high: list[float], seconds: Any) -> tuple[list[float], float, float]:
+def fit(
+    model: Any, start: list[float], low: list[float], high: list[float], seconds: Any
+) -> tuple[list[float], float, float]:
     """Least squares of log ratios, robust to single bad rows: parameters, median and p90 error."""
     result = least_squares(
         lambda x: np.log(model(np.exp(x)) / seconds),
@@ -76,7 +83,10 @@ def fit_gemm(rows: list[dict[str, Any]], peak: float, memory: float, size: float
     rows = [
         row
         for row in rows
-        if "m" in row and seconds_of(row) and "best shape" not in row.get("notes", "") and "educational" not in row.get("software", "")
+        if "m" in row
+        and seconds_of(row)
+        and "best shape" not in row.get("notes", "")
+        and "educational" not in row.get("software", "")
     ]
     if len(rows) < 6:
         return None
@@ -88,7 +98,9 @@ def fit_gemm(rows: list[dict[str, Any]], peak: float, memory: float, size: float
         compute = 2 * (m + m0) * (n + m0) * (k + k0) / (peak * e_max)
         return np.maximum(compute, (size * (m * k + n * k) + 2 * m * n) / (memory * e_memory)) + t0
 
-    x, median, p90 = fit(model, [0.7, 50, 100, 3e-6, 0.8], [0.05, 1, 1, 1e-7, 0.3], [1.05, 600, 2000, 2e-5, 1.0], seconds)
+    x, median, p90 = fit(
+        model, [0.7, 50, 100, 3e-6, 0.8], [0.05, 1, 1, 1e-7, 0.3], [1.05, 600, 2000, 2e-5, 1.0], seconds
+    )
     names = ("e_max", "m0", "k0", "launch_s", "e_memory")
     return {name: float(f"{value:.4g}") for name, value in zip(names, x, strict=True)} | note(rows, median, p90)
 
@@ -124,7 +136,12 @@ def fit_collectives(rows: list[dict[str, Any]], link: float) -> dict[str, Any]:
 
         def model(x: Any, wire: Any = wire, ranks: Any = ranks) -> Any:
             alpha, per_peer, e_max, half, ramp = x
-            return alpha + per_peer * (ranks - 1) + wire / (link * e_max * ranks / (ranks + half)) + ramp * np.sqrt(wire) * 1e-9
+            return (
+                alpha
+                + per_peer * (ranks - 1)
+                + wire / (link * e_max * ranks / (ranks + half))
+                + ramp * np.sqrt(wire) * 1e-9
+            )
 
         low, high = [1e-7, 1e-8, 0.001, 0.001, 1e-4], [1e-4, 1e-4, 1.3, 4, 1e4]
         x, median, p90 = fit(model, [4e-6, 1e-6, 0.8, 0.5, 10], low, high, seconds)
@@ -132,7 +149,9 @@ def fit_collectives(rows: list[dict[str, Any]], link: float) -> dict[str, Any]:
         fitted[name] = {key: float(f"{value:.4g}") for key, value in zip(names, x, strict=True)}
         chosen = [row for row in rows if row["op"] == op]
         fitted[name] |= note(chosen, median, p90)
-        fitted[name]["note"] = fitted[name]["note"].replace("published rows", f"published curves ({len(points)} points)")
+        fitted[name]["note"] = fitted[name]["note"].replace(
+            "published rows", f"published curves ({len(points)} points)"
+        )
     return fitted
 
 
@@ -149,8 +168,12 @@ def main() -> None:
     for name, (device, bf16, fp8, memory) in DEVICES.items():
         rows = [row for row in kernels if row.get("device") == device]
         kinds = {
-            "gemm_bf16": fit_gemm([r for r in rows if r["kind"] == "gemm" and r["dtype"] in ("BF16", "FP16")], bf16, memory, 2),
-            "gemm_fp8": fit_gemm([r for r in rows if r["kind"] == "gemm" and r["dtype"] in FP8], fp8, memory, 1) if fp8 else None,
+            "gemm_bf16": fit_gemm(
+                [r for r in rows if r["kind"] == "gemm" and r["dtype"] in ("BF16", "FP16")], bf16, memory, 2
+            ),
+            "gemm_fp8": fit_gemm([r for r in rows if r["kind"] == "gemm" and r["dtype"] in FP8], fp8, memory, 1)
+            if fp8
+            else None,
             "attention": fit_attention([r for r in rows if r["kind"] == "attention_fwd_causal"], bf16),
         }
         for kind, curve in kinds.items():

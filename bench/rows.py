@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hapmoe.catalog import find_device
@@ -95,6 +96,8 @@ def case_of(row: dict[str, Any]) -> Case:
     micro = int(row["mbs"])
     if row["gbs"] % (micro * dp):
         raise Skip(f"global batch {row['gbs']} is no multiple of {micro} x {dp}")
+    if vpp > 1 and row["gbs"] // (micro * dp) % pp:
+        raise Skip(f"virtual stages need microbatches in multiples of pp {pp}")
     recompute = recompute_of(row.get("recompute"), extra)
     job = JobSpec(
         name=row["id"],
@@ -139,7 +142,9 @@ def case_of(row: dict[str, Any]) -> Case:
 
 
 def _modern(row: dict[str, Any]) -> bool:
-    return not re.search(r"20(21|22)|v2\.2|v1\.1\.5|Sailor", row.get("framework", ""))
+    """Flash attention and Transformer Engine, as Megatron has had them since 2023."""
+    text = f"{row.get('framework', '')} {row['source']}"
+    return not re.search(r"20(21|22)|v2\.2|v1\.1\.5|sailor|bigscience|SmartMoE|calculon", text, re.I)
 
 
 def pool_of(row: dict[str, Any]) -> Pool:
@@ -155,7 +160,11 @@ def pool_of(row: dict[str, Any]) -> Pool:
         raise Skip(str(error)) from error
     per_node = min(int(hw.get("per_node") or device.devices_per_node), int(hw["count"]))
     share = per_node / device.devices_per_node
-    nics, rate, source = max(1, round(device.nics_per_node * share)), device.nic_bytes_per_s, "ASSUMED: the catalogue's usual node"
+    nics, rate, source = (
+        max(1, round(device.nics_per_node * share)),
+        device.nic_bytes_per_s,
+        "ASSUMED: the catalogue's usual node",
+    )
     inter = str(hw.get("inter") or "").lower()
     for pattern, count, each in NETWORKS:
         found = re.search(pattern, inter)
@@ -192,7 +201,11 @@ def model_of(arch: dict[str, Any], name: str) -> ModelSpec:
     if arch.get("mla"):
         shape = arch["mla"]
         mla = Mla(
-            q_lora=shape.get("q_lora"), kv_lora=shape["kv_lora"], qk_nope=shape["qk_nope"], qk_rope=shape["qk_rope"], v=shape["v"]
+            q_lora=shape.get("q_lora"),
+            kv_lora=shape["kv_lora"],
+            qk_nope=shape["qk_nope"],
+            qk_rope=shape["qk_rope"],
+            v=shape["v"],
         )
     window = arch.get("sliding_window")
     return ModelSpec(
@@ -262,7 +275,9 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
     modern = _modern(row)
     recipe = None
     if "fp8" in text or "nvfp4" in text:
-        recipe = "mxfp8" if "mx" in text else "blockwise" if "block" in text else "tensorwise" if "cs" in text else "delayed"
+        recipe = (
+            "mxfp8" if "mx" in text else "blockwise" if "block" in text else "tensorwise" if "cs" in text else "delayed"
+        )
     dispatcher = str(row.get("dispatcher") or "").lower()
     if "flex" in dispatcher or "deepep" in dispatcher or "hybridep" in dispatcher:
         kind = "flex"
@@ -272,7 +287,9 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
         kind = "flex"  # the recipes' choice from 25.11 on (HybridEP or DeepEP)
     else:
         kind = "alltoall"
-    half = "16-bit gradient" in text
+    # NeMo's performance recipes reduce gradients in bf16 (grad_reduce_in_fp32=False)
+    unfused = extra.get("attention_backend") == "unfused" or extra.get("transformer_impl") == "local"
+    half = "16-bit gradient" in text or (nemo and not text.startswith("fp32"))
     distributed = extra.get("dist_optimizer", bool(par.get("zero", modern)))
     distributed = distributed or par.get("optimizer") == "dist-optimizer"
     if par.get("optimizer") == "replicated":
@@ -290,7 +307,7 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
         overlap_grad_reduce=overlap,
         overlap_param_gather=overlap and bool(distributed),
         tp_comm_overlap=nemo and tp > 1 and model.moe is None,
-        flash_attention=modern and extra.get("attention_backend") != "unfused",
+        flash_attention=modern and not unfused,
         transformer_engine=modern and extra.get("transformer_impl") != "local",
         cp_comm_type=str(extra.get("cp_comm") or "p2p"),
         dispatcher=kind,
@@ -310,7 +327,11 @@ def recompute_of(stated: object, extra: dict[str, Any]) -> Recompute:
         if isinstance(modules, str):
             modules = re.findall(r"[a-z_]+", modules)
         if stated.get("granularity") == "full":
-            return Recompute(granularity="full", method=stated.get("method") or "uniform", num_layers=int(stated.get("num_layers") or 1))
+            return Recompute(
+                granularity="full",
+                method=stated.get("method") or "uniform",
+                num_layers=int(stated.get("num_layers") or 1),
+            )
         return Recompute(granularity="selective", modules=tuple(modules)) if modules else Recompute()
     text = str(stated or "").lower()
     block = re.search(r"full \(block (\d+)\)", text)
@@ -341,7 +362,7 @@ def chunks_of(row: dict[str, Any], model: ModelSpec, pp: int, vpp: int) -> list[
     elif bounds and len(bounds) == count + 1:
         # boundaries over the pipeline list with three entries before and three after the layers
         inner = [min(max(bound - 3, 0), layers) for bound in bounds]
-        counts = [b - a for a, b in zip(inner, inner[1:], strict=False)]
+        counts = [b - a for a, b in pairwise(inner)]
     elif layers % count == 0:
         counts = [layers // count] * count
     else:

@@ -16,7 +16,7 @@ from hapmoe.catalog import load_catalog
 from hapmoe.cluster import Cluster, Link, Network, Pool
 from hapmoe.job import JobSpec, Present, Training
 from hapmoe.model import ModelSpec, Moe
-from hapmoe.plan import Plan, Recompute, Stage
+from hapmoe.plan import Estimate, Plan, Recompute, Stage
 from hapmoe.resolve import chunk_layers
 
 GIB = 2**30
@@ -58,13 +58,27 @@ def random_cluster(rng: random.Random, devices: int) -> Cluster:
     for name, kind in zip(("fast", "slow"), kinds, strict=True):
         fitting = [s for s in shapes if s[0] * s[1] <= devices // 2]
         nodes, each = rng.choice(fitting)
-        device = msgspec.structs.replace(catalog[kind], memory_bytes=int(rng.choice([0.35, 0.6, 1.0]) * catalog[kind].memory_bytes))
         pools.append(
-            Pool(name=name, device=device, nodes=nodes, devices_per_node=each,
+            Pool(name=name, device=catalog[kind], nodes=nodes, devices_per_node=each,
                  network=Network(nics_per_node=each, nic_bytes_per_s=rng.choice([5e9, 50e9]), latency_s=5e-6, source="test"))
         )
     links = (Link(between=("fast", "slow"), bytes_per_s=rng.choice([1e9, 12.5e9, 50e9]), latency_s=1e-5, transport="gloo"),)
     return Cluster(pools=tuple(pools), links=links if rng.random() < 0.9 else ())
+
+
+def tighten(rng: random.Random, cluster: Cluster, estimates: list[Estimate]) -> Cluster:
+    """The cluster with just so much memory that some of the estimated plans fit and some do not."""
+    sample = rng.choice(estimates)
+    stage = max(sample.stages, key=lambda stage: stage.memory_bytes)
+    fixed = stage.memory.workspace
+    limit = fixed + rng.uniform(0.8, 1.15) * (stage.memory_bytes - fixed)
+    pools = tuple(
+        msgspec.structs.replace(
+            pool, memory_reserve_bytes=max(0, int(pool.device.memory_bytes - limit * rng.choice([0.97, 1.0, 1.03])))
+        )
+        for pool in cluster.pools
+    )
+    return msgspec.structs.replace(cluster, pools=pools)
 
 
 def _compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:

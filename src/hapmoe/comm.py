@@ -62,14 +62,17 @@ def _tables() -> dict[str, Any]:
 
 
 def fabric_of(device: Device) -> Fabric:
-    """The row of data/fabrics.yaml for a device, by the parts of its name."""
-    return _fabric(device.name)
+    """The row of data/fabrics.yaml for a device, by the parts of its name, else by what joins its node."""
+    return _fabric(device.name, device.vendor, device.scale_up_bytes_per_s)
 
 
 @lru_cache(maxsize=64)
-def _fabric(device: str) -> Fabric:
+def _fabric(device: str, vendor: str, bytes_per_s: float) -> Fabric:
     tables, parts = _tables(), set(device.lower().split("-"))
-    chosen = next((row["fabric"] for row in tables["select"] if parts & set(row["names"])), "pcie")
+    chosen = next((row["fabric"] for row in tables["select"] if parts & set(row["names"])), "")
+    if not chosen:
+        vendors = {"amd": "xgmi", "huawei": "hccs", "cpu": "host"}
+        chosen = vendors.get(vendor, "nvlink4" if bytes_per_s > 100e9 else "pcie")
     row = tables["fabrics"][chosen]
     names = ("alpha_s", "per_peer_s", "e_max", "half_ranks", "ramp")
     inside = {
@@ -91,14 +94,19 @@ def group_of(pool: Pool, options: Options, axis: str) -> Group:
         "tp_ep": (options.etp_K * options.ep_K, one_K),
         "edp": (options.edp_K, options.etp_K * options.ep_K),
     }[axis]
-    domain = max(pool.devices_per_node, pool.device.scale_up_domain if pool.device.scale_up_domain > pool.device.devices_per_node else 0)
+    domain = max(
+        pool.devices_per_node,
+        pool.device.scale_up_domain if pool.device.scale_up_domain > pool.device.devices_per_node else 0,
+    )
     n_K = size_K.astype(np.float64)
     most_K = np.clip(domain // stride_K, 1.0, n_K)
     nodes_K = np.ceil(n_K / most_K)
     return Group(size_K=n_K, inside_K=n_K / nodes_K, nodes_K=nodes_K)
 
 
-def _inside_s(fabric: Fabric, curve: Curve, link: float, domain: float, q_K: FloatArray, wire_K: FloatArray) -> FloatArray:
+def _inside_s(
+    fabric: Fabric, curve: Curve, link: float, domain: float, q_K: FloatArray, wire_K: FloatArray
+) -> FloatArray:
     share_K = curve.e_max * q_K / (q_K + curve.half_ranks)
     if fabric.mesh:
         share_K = share_K * np.minimum((q_K - 1.0) / max(domain - 1.0, 1.0), 1.0)
@@ -169,7 +177,7 @@ def collective_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray,
         outside_K = outside_K + (row["ramp"] * 1e-9) * np.sqrt(wire_K)
         # one member per node: the scale-up link has no part in it
         seconds_K = np.where(nodes_K > 1, np.where(q_K > 1, np.maximum(seconds_K, outside_K), outside_K), seconds_K)
-    return np.where(n_K > 1, seconds_K, 0.0)
+    return np.asarray(np.where(n_K > 1, seconds_K, 0.0), dtype=np.float64)
 
 
 def send_s(
@@ -191,10 +199,10 @@ def send_s(
     fabric = fabric_of(pool.device)
     p2p, network = fabric.table["send_recv"], fabric.table["network"]["send_recv"]
     if link is not None:
-        seconds_K = link.latency_s + bytes_K * senders_K / link.bytes_per_s
+        seconds_K = link.latency_s + bytes_K * senders_K / (link.bytes_per_s * float(network["e_max"]))
         if link.transport == "gloo":
             seconds_K = seconds_K + 2.0 * bytes_K / float(fabric.table["host_copy"]["bytes_per_s"])
-        return np.asarray(seconds_K)
+        return np.asarray(seconds_K, dtype=np.float64)
     rate = pool.network.node_bytes_per_s
     latency = pool.network.latency_s
     if to is not None:
@@ -208,4 +216,4 @@ def send_s(
     device = pool.device
     rate_near = device.scale_up_bytes_per_s / (max(device.devices_per_node - 1, 1) if fabric.mesh else 1)
     near_K = p2p["alpha_s"] + device.scale_up_latency_s + bytes_K / (rate_near * p2p["e_max"])
-    return np.where(same_node_K, near_K, far_K)
+    return np.asarray(np.where(same_node_K, near_K, far_K), dtype=np.float64)

@@ -138,16 +138,19 @@ def _alone() -> Options:
 
 
 def count_params(model: ModelSpec, *, padded: bool = False, mtp: bool = True) -> int:
-    """Parameters of the whole model, without vocabulary padding unless ``padded``."""
+    """Parameters of the whole model, without vocabulary padding unless ``padded``.
+
+    >>> count_params(ModelSpec(num_layers=32, hidden=4096, num_heads=32, num_kv_heads=32, head_dim=128,
+    ...                        ffn_hidden=11008, vocab_size=32000))  # LLaMA-2 7B
+    6738415616
+    """
     from hapmoe.job import Present, Training
 
     if not padded:
         import msgspec
 
         model = msgspec.structs.replace(model, padded_vocab_size=model.vocab_size)
-    job = JobSpec(
-        name="", model=model, training=Training(seq_len=1, global_batch_size=1), present=Present(), entry=""
-    )
+    job = JobSpec(name="", model=model, training=Training(seq_len=1, global_batch_size=1), present=Present(), entry="")
     options = _alone()
     total = float(embedding_params(job, options)[0] + head_params(job, options, with_embedding=True)[0])
     classes = layers_by_class(model)

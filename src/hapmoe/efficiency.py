@@ -18,12 +18,21 @@ from typing import Any, cast
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from hapmoe.cluster import Device
 from hapmoe.errors import DataMissing
 from hapmoe.options import FloatArray
 
-__all__ = ["AttentionCurve", "Efficiency", "GemmCurve", "attention_seconds", "efficiency_of", "gemm_seconds", "load_yaml"]
+__all__ = [
+    "AttentionCurve",
+    "Efficiency",
+    "GemmCurve",
+    "attention_seconds",
+    "efficiency_of",
+    "gemm_seconds",
+    "load_yaml",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +129,21 @@ def _efficiency(name: str, peak: tuple[tuple[str, float], ...], memory_bytes_per
     return Efficiency(
         gemm=curves,
         attention=AttentionCurve(
-            **{key: float(attention[key]) for key in ("e_max", "s0", "p0", "launch_s")}, note=str(attention.get("note", ""))
+            **{key: float(attention[key]) for key in ("e_max", "s0", "p0", "launch_s")},
+            note=str(attention.get("note", "")),
         ),
         peak=dict(peak),
         memory_bytes_per_s=memory_bytes_per_s,
-        grouped={key: float(_tables()["calibration"][f"grouped_gemm_{key}_calibration"]["value"]) for key in ("bf16", "fp8")},
+        grouped={
+            key: float(_tables()["calibration"][f"grouped_gemm_{key}_calibration"]["value"]) for key in ("bf16", "fp8")
+        },
         gemm_backward=float(common["gemm_backward"]["factor"]),
         attention_backward=float(common["attention_backward"]["factor"]),
         e_elementwise=float(common["elementwise"]["e_memory"]),
         e_permute=float(common["permute"]["e_memory"]),
         launch_s=float(common["elementwise"]["launch_s"]),
         calibration={key: float(entry["value"]) for key, entry in _tables()["calibration"].items()},
-        sustained={
-            key: float(row.get("sustained_calibration", {}).get(key, 1.0)) for key in ("bf16", "fp8", "fp4")
-        },
+        sustained={key: float(row.get("sustained_calibration", {}).get(key, 1.0)) for key in ("bf16", "fp8", "fp4")},
         assumed=bool(row.get("borrowed")) or "fitted" not in str(row["gemm_bf16"].get("note", "")),
     )
 
@@ -147,7 +157,7 @@ def gemm_seconds(
     groups_K: FloatArray | float = 1.0,
     precision: str = "bf16",
     factor: float = 1.0,
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Seconds of GEMMs, and which are bound by memory; without launch overhead.
 
     Shapes: any that broadcast. ``m_K`` is per group. ``factor`` scales the best rate (grouped

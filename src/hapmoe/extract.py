@@ -17,9 +17,9 @@ import msgspec
 from hapmoe.errors import HapmoeError, InputError
 from hapmoe.job import Argument, JobSpec
 from hapmoe.script import read_script
-from hapmoe.script.argv import SECRET, argument
+from hapmoe.script.argv import argument
 from hapmoe.script.megatron_args import Allocation, read_arguments
-from hapmoe.script.values import Invocation, Token, is_secret_name
+from hapmoe.script.values import Invocation
 
 __all__ = ["extract", "extract_document", "extract_json", "job_of", "job_yaml"]
 
@@ -81,7 +81,7 @@ def job_of(
         imbalance=imbalance,
         global_batch_size=global_batch_size,
     )
-    env, notes = _env(invocation.env)
+    env = {name: argument(token) for name, token in invocation.env}
     unset = tuple(f"{name} is read but never set; it counts as empty (--env NAME=VALUE sets it)"
                   for name in invocation.unset)
     job = JobSpec(
@@ -96,7 +96,7 @@ def job_of(
         launcher=invocation.launcher,
         script=invocation.script,
         origin=read.origin,
-        notes=(*read.notes, *notes, *unset),
+        notes=(*read.notes, *_secret_notes(read.argv, env), *unset),
     )
     return msgspec.structs.replace(job, sha256=_digest(job))
 
@@ -106,18 +106,18 @@ def _is_module(invocation: Invocation) -> bool:
     return "-m" in invocation.python or "-m" in launcher or "--module" in launcher
 
 
-def _env(exported: Sequence[tuple[str, Token]]) -> tuple[dict[str, Argument], tuple[str, ...]]:
-    """Exported variables; of credentials only the name is kept."""
-    env: dict[str, Argument] = {}
-    for name, token in exported:
-        if is_secret_name(name):
-            env[name] = Argument(text=None, why=SECRET, where=token.where)
-        else:
-            env[name] = argument(token)
-    secrets = [name for name, word in env.items() if word.why == SECRET]
-    if not secrets:
-        return env, ()
-    return env, (f"not stored, set them where the job is launched: {', '.join(secrets)}",)
+def _secret_notes(argv: Sequence[Argument], env: Mapping[str, Argument]) -> list[str]:
+    """Which credentials the reader of the script left out."""
+    names = [name for name, word in env.items() if _is_secret(word)]
+    notes = [f"credentials are not stored, set them where the job is launched: {', '.join(names)}"] if names else []
+    for word in argv:
+        if _is_secret(word) and not word.source:
+            notes.append(f"{word.where}: a credential stands in the script itself; it is not stored, put it in a variable")
+    return notes
+
+
+def _is_secret(word: Argument) -> bool:
+    return word.text is None and "secret" in word.why
 
 
 def _digest(job: JobSpec) -> str:
@@ -154,33 +154,18 @@ def extract_json(job: JobSpec | None, invocation: Invocation | None, refused: st
         "job": None,
     }
     if invocation is not None:
-        # Credentials are left out of the job's words; without a job there is nothing that knows them apart.
-        words = job.argv if job else _guarded(invocation.argv)
-        env = job.env if job else _env(invocation.env)[0]
         document |= {
-            "argv": [_shown(word) for word in words],
+            "argv": [_shown(argument(token)) for token in invocation.argv],
             "entry": _shown(argument(invocation.entry)) if invocation.entry else None,
             "launcher": invocation.launcher,
             "world_size": invocation.world_size,
             "nodes": invocation.nodes,
             "devices_per_node": invocation.devices_per_node,
-            "env": {name: _shown(word) for name, word in env.items()},
+            "env": {name: _shown(argument(token)) for name, token in invocation.env},
         }
     if job is not None:
         document["job"] = msgspec.to_builtins(job)
     return document
-
-
-def _guarded(argv: Sequence[Token]) -> list[Argument]:
-    words: list[Argument] = []
-    name = ""
-    for token in argv:
-        flag, equals, _ = (token.text or "").partition("=")
-        named = flag.startswith("--")
-        name = flag if named else name
-        hide = is_secret_name(name) and name.startswith("--") and (not named or bool(equals))
-        words.append(Argument(text=None, why=SECRET, where=token.where) if hide else argument(token))
-    return words
 
 
 def _shown(word: Argument) -> str | dict[str, str]:

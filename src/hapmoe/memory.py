@@ -6,6 +6,7 @@ each names the recomputation modules that free it. Array suffix: K option.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,9 +77,12 @@ def _norm_pair(shapes: Shapes, name: str, separate: bool, freed_by: tuple[str, .
 
 
 def _scores(shapes: Shapes, heads_K: FloatArray) -> Tensor:
-    """Without a flash kernel: softmax output (and its copy in the compute type) per head, S x S."""
+    """Without a flash kernel: softmax output, dropout mask (1 byte) and output, S x S per head.
+
+    Source: Korthikanti et al., arXiv 2205.05198, section 4.1 (5 a s^2 b bytes).
+    """
     seq = float(shapes.job.training.seq_len)
-    return Tensor("attention_scores", 2 * shapes.bytes * heads_K * shapes.tokens_K * seq, ("core_attn",))
+    return Tensor("attention_scores", (2 * shapes.bytes + 1) * heads_K * shapes.tokens_K * seq, ("core_attn",))
 
 
 def _gqa_tensors(shapes: Shapes) -> list[Tensor]:
@@ -162,7 +166,9 @@ def _moe_tensors(shapes: Shapes) -> list[Tensor]:
     map_tokens_K = shapes.shard_K
     if job.training.dispatcher == "allgather":
         map_tokens_K = shapes.shard_K * shapes.etp_K * shapes.ep_K
-    tensors.append(Tensor("router", shapes.shard_K * (moe.num_experts * 8.0) + map_tokens_K * (moe.num_experts * 5.0), again))
+    tensors.append(
+        Tensor("router", shapes.shard_K * (moe.num_experts * 8.0) + map_tokens_K * (moe.num_experts * 5.0), again)
+    )
     # row numbers of every copy, to undo the permutation
     tensors.append(Tensor("row_map", rows_K * 8.0, again))
     tensors.append(Tensor("expert_in", rows_K * (hidden * _input_bytes(shapes)), again))
@@ -174,22 +180,27 @@ def _moe_tensors(shapes: Shapes) -> list[Tensor]:
     return tensors
 
 
-def activation_bytes(tensors: tuple[Tensor, ...], recompute: Recompute) -> FloatArray:
-    """Bytes that one layer keeps of one microbatch under a recomputation choice."""
-    total_K = np.zeros_like(tensors[0].bytes_K)
-    for tensor in tensors:
-        if recompute.granularity == "full":
-            kept = tensor.layer_input
+def activation_bytes(tensors: Sequence[Tensor], menu: Sequence[Recompute]) -> FloatArray:
+    """Bytes that one layer keeps of one microbatch under each recomputation choice. Shape [R, K]."""
+    return kept_mask(tensors, menu) @ np.stack([tensor.bytes_K for tensor in tensors])
+
+
+def kept_mask(tensors: Sequence[Tensor], menu: Sequence[Recompute]) -> FloatArray:
+    """1 where a menu entry keeps a tensor. Shape [R, tensors]."""
+    rows = []
+    for entry in menu:
+        again = set(entry.modules)
+        if entry.granularity == "full":
+            rows.append([float(tensor.layer_input) for tensor in tensors])
         else:
-            kept = not set(tensor.freed_by) & set(recompute.modules)
-        if kept:
-            total_K = total_K + tensor.bytes_K
-    return total_K
+            rows.append([float(not again.intersection(tensor.freed_by)) for tensor in tensors])
+    return np.asarray(rows)
 
 
-def transient_bytes(shapes: Shapes, layer_class: LayerClass, tensors: tuple[Tensor, ...], recompute: Recompute) -> FloatArray:
+def transient_bytes(shapes: Shapes, layer_class: LayerClass, kept_RK: FloatArray) -> FloatArray:
     """Bytes that exist only while one layer runs backward: what is made again, and gradients.
 
+    Shapes: ``kept_RK`` are ``activation_bytes`` of a menu that begins with "none"; result [R, K].
     Gradients: the largest pair of a tensor's gradient and the next one's; with sequence parallelism
     also the gathered input and its gradient.
     """
@@ -204,12 +215,12 @@ def transient_bytes(shapes: Shapes, layer_class: LayerClass, tensors: tuple[Tens
         if shapes.job.training.dispatcher == "allgather":
             gradients_K = gradients_K + 2 * shapes.shard_K * shapes.etp_K * shapes.ep_K * (hidden * size)
         if model.moe.shared_ffn_hidden:
-            gradients_K = gradients_K + shapes.tokens_K * ((gates + 1) * model.moe.shared_ffn_hidden * size / shapes.tp_K)
+            gradients_K = gradients_K + shapes.tokens_K * (
+                (gates + 1) * model.moe.shared_ffn_hidden * size / shapes.tp_K
+            )
     else:
         gradients_K = shapes.tokens_K * ((gates + 1) * model.ffn_hidden * size / shapes.tp_K) + whole_K
-    none_K = activation_bytes(tensors, Recompute())
-    again_K = none_K - activation_bytes(tensors, recompute)
-    return np.asarray(again_K + gradients_K + whole_K)
+    return np.asarray(kept_RK[0] - kept_RK + (gradients_K + whole_K))
 
 
 def embedding_bytes(shapes: Shapes) -> FloatArray:
@@ -220,14 +231,13 @@ def embedding_bytes(shapes: Shapes) -> FloatArray:
 def head_bytes(shapes: Shapes) -> FloatArray:
     """Kept or made by final norm, logits and loss of one microbatch.
 
-    Logits in the compute type and in fp32, softmax in place of the latter, and the gradient in the
-    compute type (vocab_parallel_cross_entropy); the fused loss keeps no separate fp32 copy besides.
-    Source: megatron/core/tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py.
+    Logits in the compute type and in fp32 (softmax takes the latter's place); backward the fp32
+    gradient in the softmax's place and one in the compute type: 6 bytes a logit in bf16, both ways.
+    Source: megatron/core/tensor_parallel/cross_entropy.py (VocabParallelCrossEntropy).
     """
     vocab_K = padded_vocab_K(shapes.job.model, shapes.options) / shapes.tp_K
-    each = 4.0 + 2 * shapes.bytes
     norm_K = shapes.shard_K * (2.0 * shapes.job.model.hidden * shapes.bytes)
-    return shapes.tokens_K * vocab_K * each + norm_K
+    return shapes.tokens_K * vocab_K * (4.0 + shapes.bytes) + norm_K
 
 
 def mtp_bytes(shapes: Shapes, layer_K: FloatArray) -> FloatArray:

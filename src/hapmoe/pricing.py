@@ -1,6 +1,6 @@
 """Prices every way to run a stage on one pool: the table that search and oracle share.
 
-Legend: K option, R recomputation menu entry, C layer class, O operation.
+Legend: K option, R recomputation menu entry, C layer class.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from hapmoe import memory
 from hapmoe.cluster import Pool
 from hapmoe.comm import collective_s, group_of
 from hapmoe.counting import last_class, layers_by_class
-from hapmoe.efficiency import Efficiency, attention_seconds, efficiency_of, gemm_seconds
+from hapmoe.efficiency import Efficiency, efficiency_of
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, LayerClass, Options, StageTable
 from hapmoe.plan import Recompute
+from hapmoe.timing import Timed, host_s, time_ops
 from hapmoe.workload import (
     Op,
     Shapes,
     embedding_ops,
     embedding_params,
-    graph_scope,
     head_ops,
     head_params,
     layer_ops,
@@ -82,129 +82,6 @@ def recompute_menu(job: JobSpec, backend: Sequence[str] | None = None) -> tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """An operation and its seconds."""
-
-    op: Op
-    forward_K: FloatArray
-    """Compute: its forward pass. Messages: the exposed part, of the pass they belong to."""
-    dgrad_K: FloatArray
-    wgrad_K: FloatArray
-    full_K: FloatArray
-    """Messages: with nothing hidden."""
-    memory_bound_K: FloatArray
-
-
-def _precision(job: JobSpec, op: Op) -> str:
-    training = job.training
-    if op.kind not in ("gemm", "grouped_gemm"):
-        return training.precision
-    if op.precision:
-        return training.precision if op.precision == "bf16" else op.precision
-    return "fp4" if training.fp4 else "fp8" if training.fp8_recipe else training.precision
-
-
-def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: int) -> dict[int, Timed]:
-    """All GEMMs of a layer at once: stacked by precision and kind, three passes each."""
-    done: dict[int, Timed] = {}
-    sets: dict[tuple[str, bool], list[int]] = {}
-    for index, op in enumerate(ops):
-        if op.kind in ("gemm", "grouped_gemm"):
-            sets.setdefault((_precision(job, op), op.kind == "grouped_gemm"), []).append(index)
-    for (precision, grouped), indices in sets.items():
-        shape = (4, len(indices), count)
-        stack = np.empty(shape)
-        for row, index in enumerate(indices):
-            op = ops[index]
-            stack[0, row], stack[1, row], stack[2, row], stack[3, row] = op.m_K, op.n_K, op.k_K, op.groups_K
-        m_OK, n_OK, k_OK, groups_OK = stack
-        peak = "fp8" if precision == "fp4" and "fp4" not in efficiency.peak else precision
-        factor = efficiency.grouped["fp8" if peak in ("fp8", "fp4") else "bf16"] if grouped else 1.0
-        back = factor * efficiency.gemm_backward
-        forward_OK, bound_OK = gemm_seconds(efficiency, m_OK, n_OK, k_OK, groups_K=groups_OK, precision=peak, factor=factor)
-        dgrad_OK, _ = gemm_seconds(efficiency, m_OK, k_OK, n_OK, groups_K=groups_OK, precision=peak, factor=back)
-        wgrad_OK, _ = gemm_seconds(efficiency, n_OK, k_OK, m_OK, groups_K=groups_OK, precision=peak, factor=back)
-        if peak in ("fp8", "fp4"):
-            # quantize the input (forward) and the output gradient (backward): read 2 bytes, write 2 x 1
-            each = 4.0 / (efficiency.memory_bytes_per_s * efficiency.e_elementwise)
-            forward_OK = forward_OK + groups_OK * m_OK * k_OK * each
-            dgrad_OK = dgrad_OK + groups_OK * m_OK * n_OK * each
-        launch = efficiency.gemm["bf16"].launch_s
-        for row, index in enumerate(indices):
-            launches_K = launch * ops[index].launches_K
-            done[index] = Timed(
-                ops[index],
-                forward_OK[row] + launches_K,
-                dgrad_OK[row] + launches_K,
-                wgrad_OK[row] + launches_K,
-                forward_OK[row],
-                bound_OK[row],
-            )
-    return done
-
-
-def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op]) -> tuple[Timed, ...]:
-    """Seconds of every operation, messages with what hides them taken off."""
-    job, options = shapes.job, shapes.options
-    efficiency = efficiency_of(pool.device)
-    count = len(options)
-    zero_K = np.zeros(count)
-    done = _time_gemms(efficiency, job, ops, count)
-    bandwidth = efficiency.memory_bytes_per_s * efficiency.e_elementwise
-    permute = efficiency.memory_bytes_per_s * efficiency.e_permute
-    always_K = np.ones(count)
-    for index, op in enumerate(ops):
-        if op.kind == "attention":
-            flops_K, queries_K, heads_K = op.flops_K + zero_K, op.m_K + zero_K, op.groups_K + zero_K
-            precision = job.training.precision
-            forward_K = attention_seconds(efficiency, flops_K, queries_K, heads_K, precision=precision)
-            backward_K = attention_seconds(
-                efficiency, op.backward * flops_K, queries_K, heads_K, precision=precision, backward=True
-            )
-            if not job.training.flash_attention:
-                traffic_K = op.bytes_K / bandwidth
-                forward_K, backward_K = forward_K + traffic_K, backward_K + 2 * traffic_K
-            done[index] = Timed(op, forward_K, backward_K, zero_K, forward_K, zero_K)
-        elif op.kind == "elementwise":
-            rate = permute if op.part == "dispatch" else bandwidth
-            traffic_K = op.bytes_K * (1.0 / rate) + zero_K
-            launch_K = efficiency.launch_s * op.launches_K
-            done[index] = Timed(op, traffic_K + launch_K, traffic_K * op.backward + launch_K, zero_K, traffic_K, always_K)
-    _time_messages(pool, shapes, ops, done, efficiency)
-    return tuple(done[index] for index in range(len(ops)))
-
-
-def _time_messages(
-    pool: Pool, shapes: Shapes, ops: Sequence[Op], done: dict[int, Timed], efficiency: Efficiency
-) -> None:
-    by_name = {timed.op.name: timed for timed in done.values()}
-    compute = [timed for timed in done.values()]
-    moe = shapes.job.model.moe
-    copies = float(moe.top_k) if moe else 1.0
-    skew_K = 1.0 + efficiency.calibration["imbalance_a2a_calibration"] * (shapes.imbalance_K - 1.0)
-    groups = {axis: group_of(pool, shapes.options, axis) for axis in {op.axis for op in ops if op.kind == "message"}}
-    zero_K = np.zeros(len(shapes.options))
-    for index, op in enumerate(ops):
-        if op.kind != "message":
-            continue
-        bytes_K = op.bytes_K + zero_K
-        if op.axis in ("ep", "tp_ep"):
-            bytes_K = bytes_K * skew_K
-        seconds_K = collective_s(pool, groups[op.axis], op.collective, bytes_K, copies=copies)
-        exposed_K = seconds_K
-        for name, which in op.behind:
-            if which == "layer":
-                cover_K = sum((timed.dgrad_K + timed.wgrad_K if op.phase == "backward" else timed.forward_K) for timed in compute)
-                cover_K = cover_K / max(sum(other.behind == op.behind and other.phase == op.phase for other in ops), 1)
-            else:
-                partner = by_name[name]
-                cover_K = {"forward": partner.forward_K, "dgrad": partner.dgrad_K, "wgrad": partner.wgrad_K}[which]
-            least = efficiency.calibration[op.least]
-            exposed_K = np.maximum(seconds_K * least, seconds_K - cover_K)
-        done[index] = Timed(op, exposed_K, zero_K, zero_K, seconds_K, zero_K)
-
-
-@dataclass(frozen=True, slots=True)
 class Sums:
     """Seconds of one block of operations."""
 
@@ -229,33 +106,15 @@ def _sum(timed: Sequence[Timed], count: int) -> Sums:
     return Sums(forward_K, backward_K, exposed_K)
 
 
-def _again(timed: Sequence[Timed], sums: Sums, recompute: Recompute, count: int) -> tuple[FloatArray, FloatArray]:
-    """Seconds and FLOPs that a recomputation choice adds to a layer's backward pass."""
-    if recompute.granularity == "full":
-        flops_K = np.zeros(count)
-        for entry in timed:
-            flops_K = flops_K + entry.op.flops_K
-        return sums.forward_K, flops_K
-    seconds_K, flops_K = np.zeros(count), np.zeros(count)
-    modules = set(recompute.modules)
-    if modules:
-        for entry in timed:
-            if entry.op.phase == "forward" and modules & set(entry.op.modules):
-                seconds_K = seconds_K + entry.forward_K
-                flops_K = flops_K + entry.op.flops_K
-    return seconds_K, flops_K
-
-
-def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:
-    """Seconds that the host needs to issue one layer, forward and backward: a floor under its time.
-
-    CUDA graphs take the captured part away: attention and dense work, or everything.
-    """
-    calibration = efficiency.calibration
-    scope = graph_scope(job)
-    dense = 0.0 if scope != "none" else calibration["host_dense_s_calibration"]
-    moe = calibration["host_moe_s_calibration"] if layer_class.moe and scope != "full" else 0.0
-    return dense + moe, (dense + moe) * calibration["host_backward_calibration"]
+def _again(timed: Sequence[Timed], sums: Sums, menu: Sequence[Recompute]) -> FloatArray:
+    """Seconds that each recomputation choice adds to a layer's backward pass. Shape [R, K]."""
+    forward = [entry for entry in timed if entry.op.phase == "forward"]
+    chosen = [[float(bool(set(entry.modules).intersection(part.op.modules))) for part in forward] for entry in menu]
+    seconds_RK = np.asarray(chosen) @ np.stack([part.forward_K for part in forward])
+    for row, entry in enumerate(menu):
+        if entry.granularity == "full":
+            seconds_RK[row] = sums.forward_K
+    return np.asarray(seconds_RK)
 
 
 def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] | None = None) -> StageTable:
@@ -272,10 +131,9 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         sums.append(
             Sums(np.maximum(total.forward_K, forward_s), np.maximum(total.backward_K, backward_s), total.exposed_K)
         )
-        again.append([_again(timed, sums[-1], entry, count) for entry in menu])
-        tensors = memory.layer_tensors(shapes, layer_class)
-        kept.append([memory.activation_bytes(tensors, entry) for entry in menu])
-        transient.append([memory.transient_bytes(shapes, layer_class, tensors, entry) for entry in menu])
+        again.append(_again(timed, sums[-1], menu))
+        kept.append(memory.activation_bytes(memory.layer_tensors(shapes, layer_class), menu))
+        transient.append(memory.transient_bytes(shapes, layer_class, kept[-1]))
         params.append(layer_params(job, options, layer_class))
     embedding = _sum(time_ops(pool, shapes, embedding_ops(shapes)), count)
     head = _sum(time_ops(pool, shapes, head_ops(shapes)), count)
@@ -300,9 +158,9 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         forward_CK=np.stack([part.forward_K for part in sums]),
         backward_CK=np.stack([part.backward_K for part in sums]),
         exposed_comm_CK=np.stack([part.exposed_K for part in sums]),
-        recompute_RCK=np.stack([[row[r][0] for row in again] for r in range(len(menu))]),
-        activation_RCK=np.stack([[row[r] for row in kept] for r in range(len(menu))]),
-        transient_RCK=np.stack([[row[r] for row in transient] for r in range(len(menu))]),
+        recompute_RCK=np.stack(again, axis=1),
+        activation_RCK=np.stack(kept, axis=1),
+        transient_RCK=np.stack(transient, axis=1),
         embedding_forward_K=embedding.forward_K,
         embedding_backward_K=embedding.backward_K,
         embedding_activation_K=memory.embedding_bytes(shapes),
@@ -394,7 +252,7 @@ class Line:
     forward_s: float
     backward_s: float
     bound: str
-    """compute, memory, network or latency."""
+    """compute, memory, network, latency or host."""
     source: str
 
 
@@ -404,23 +262,40 @@ def explain(job: JobSpec, pool: Pool, options: Options) -> tuple[Line, ...]:
     efficiency = efficiency_of(pool.device)
     origin = "assumed" if efficiency.assumed else "roofline"
     lines: list[Line] = []
-    blocks = [(f"{'moe' if c.moe else 'dense'} layer{' (window)' if c.window else ''}", layer_ops(shapes, c)) for c in layers_by_class(job.model)]
-    blocks += [("embedding", embedding_ops(shapes)), ("head", head_ops(shapes))]
-    for block, ops in blocks:
+    blocks: list[tuple[str, tuple[Op, ...], LayerClass | None]] = []
+    for kind in layers_by_class(job.model):
+        name = f"{'moe' if kind.moe else 'dense'} layer{' (window)' if kind.window else ''}"
+        blocks.append((name, layer_ops(shapes, kind), kind))
+    blocks += [("embedding", embedding_ops(shapes), None), ("head", head_ops(shapes), None)]
+    if job.model.mtp_layers:
+        blocks.append(("mtp projection", project_ops(shapes), None))
+    for block, ops, layer_class in blocks:
+        forward_s = backward_s = 0.0
         for timed in time_ops(pool, shapes, ops):
-            op, forward = timed.op, float(timed.forward_K[0])
-            backward = float(timed.dgrad_K[0] + timed.wgrad_K[0])
-            if op.kind == "message":
-                if not float(timed.full_K[0]):
-                    continue
-                bound = "network" if float(timed.full_K[0]) > 1e-4 or float(np.ravel(op.bytes_K + np.zeros(1))[0]) > 1e6 else "latency"
-                forward, backward = (forward, 0.0) if op.phase == "forward" else (0.0, forward)
-            elif float(timed.full_K[0]) < 0.5 * forward:
-                bound = "latency"
-            else:
-                bound = "memory" if float(timed.memory_bound_K[0]) else "compute"
-            lines.append(Line(block, op.name, forward, backward, bound, origin))
+            line = _line(block, timed, origin)
+            forward_s, backward_s = forward_s + line.forward_s, backward_s + line.backward_s
+            if line.forward_s or line.backward_s:
+                lines.append(line)
+        if layer_class is not None:
+            floor = host_s(job, efficiency, layer_class)
+            wait = max(floor[0] - forward_s, 0.0), max(floor[1] - backward_s, 0.0)
+            if any(wait):
+                lines.append(Line(block, "host", *wait, "host", origin))
     return tuple(lines)
+
+
+def _line(block: str, timed: Timed, origin: str) -> Line:
+    op, forward_s = timed.op, float(timed.forward_K[0])
+    backward_s = float(timed.dgrad_K[0] + timed.wgrad_K[0])
+    if op.kind == "message":
+        small = float(np.ravel(op.bytes_K)[0]) < 1e6
+        forward_s, backward_s = (forward_s, 0.0) if op.phase == "forward" else (0.0, forward_s)
+        bound = "latency" if small else "network"
+    elif float(timed.full_K[0]) < 0.5 * forward_s:
+        bound = "latency"
+    else:
+        bound = "memory" if float(timed.memory_bound_K[0]) else "compute"
+    return Line(block, op.name, forward_s, backward_s, bound, origin)
 
 
 def source_share(job: JobSpec, pool: Pool) -> dict[str, float]:

@@ -220,7 +220,53 @@ def interleaved_ends(
 
     ``forward[stage][chunk]``; ``send``: pp entries, the last is the wrap from last to first stage.
     ``group``: microbatch group size per virtual stage (Megatron's default: pp).
+
+    Long runs are not played to the end: once every operation of some groups in a row comes a fixed
+    time after the same one of the group before, all later groups do too (a start is a maximum of ends
+    plus constants, over operations at most ``reach`` groups back), so the rest is that time per group.
     """
+    pp, vpp = len(forward), len(forward[0])
+    reach = -(-warmup_microbatches(pp, 0, vpp, num_microbatches * vpp, group, extra) // (group * vpp)) + 1
+    groups, played = num_microbatches // group, 2 * reach + 3
+    if note is None and num_microbatches % group == 0:
+        while played * 3 < groups * 2:
+            clock, end = _play(forward, backward, send, played * group, group, extra, maximum, None)
+            period = _period(end, pp, vpp, played, group, reach)
+            if period is not None:
+                rest = (groups - played) * period
+                return [finish + rest for finish in clock]
+            played *= 3
+    return _play(forward, backward, send, num_microbatches, group, extra, maximum, note)[0]
+
+
+def _period(end: list[Any], pp: int, vpp: int, groups: int, group: int, reach: int) -> Any:
+    """Seconds from one group to the next if the last ``reach + 1`` of them repeat, else None.
+
+    Backward passes are looked at ``reach`` groups earlier: the later ones run in the cool-down.
+    """
+    microbatches = groups * group
+    size = pp * vpp * microbatches
+    period = end[microbatches - 1] - end[microbatches - 1 - group]
+    for back, until in ((0, microbatches), (size, microbatches - reach * group)):
+        for row in range(back, back + size, microbatches):
+            for at in range(row + until - (reach + 1) * group, row + until):
+                drift = abs(end[at] - end[at - group] - period) > 1e-11 * period
+                if drift if isinstance(drift, bool) else drift.any():
+                    return None
+    return period
+
+
+def _play(
+    forward: Sequence[Sequence[Any]],
+    backward: Sequence[Sequence[Any]],
+    send: Sequence[Any],
+    num_microbatches: int,
+    group: int,
+    extra: int,
+    maximum: Callable[[Any, Any], Any],
+    note: Note | None,
+) -> tuple[list[Any], list[Any]]:
+    """Clock of every stage at the end, and the end of every operation."""
     pp, vpp = len(forward), len(forward[0])
     durations = [value for row in forward for value in row] + [value for row in backward for value in row]
     size = pp * vpp * num_microbatches
@@ -243,7 +289,7 @@ def interleaved_ends(
             if down or up:
                 took = send[stage if down else stage - 1]  # index -1 is the wrap, as it should be
                 note("send", stage, microbatch, chunk, finish, finish + took)
-    return clock
+    return clock, end
 
 
 @lru_cache(maxsize=4096)
@@ -258,20 +304,23 @@ def in_flight(pp: int, vpp: int, stage: int, num_microbatches: int, group: int, 
     """
     if vpp == 1:
         return ((min(num_microbatches, pp - stage),),)
-    # The pattern repeats once the pipeline is full; a few groups show all of it.
-    enough = group * (-(-2 * (pp + extra) // group) + 3)
-    count = min(num_microbatches, enough)
+    # From the end of warm-up on, every forward brings the stage to the same number of held chunks and
+    # the next backward takes one away, in a pattern that repeats with the groups: one period shows all.
+    total = num_microbatches * vpp
+    warmup = warmup_microbatches(pp, stage, vpp, total, group, extra)
+    enough = min(num_microbatches, group * (-(-(warmup + group * vpp + 1) // (group * vpp)) + 1))
+    table = microbatch_groups(enough, vpp, group)
     held = [0] * vpp
-    seen: set[tuple[int, ...]] = set()
-    for back, chunk, _ in _stage_order(pp, stage, vpp, count, group, extra):
-        held[chunk] += -1 if back else 1
-        if not back:
-            seen.add(tuple(held))
-    return tuple(
-        vector
-        for vector in sorted(seen, reverse=True)
-        if not any(other != vector and all(o >= v for o, v in zip(other, vector, strict=True)) for other in seen)
-    )
+    for _, chunk in table[:warmup]:
+        held[chunk] += 1
+    if warmup == total:
+        return (tuple(held),)
+    seen: dict[tuple[int, ...], None] = {}
+    for k in range(min(group * vpp, len(table) - warmup)):
+        held[table[warmup + k][1]] += 1
+        seen[tuple(held)] = None
+        held[vpp - 1 - table[k][1]] -= 1
+    return tuple(seen)
 
 
 def timeline_of(

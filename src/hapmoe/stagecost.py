@@ -33,8 +33,14 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Times and bytes of X ways to fill a stage, each with its cheapest recomputation that fits."""
+    """Times and bytes of X ways to fill a stage, each with the recomputation that is cheapest among those that fit.
 
+    With virtual stages a row may appear more than once: two recomputations, of which one costs more
+    in one chunk and the other in another, are both kept.
+    """
+
+    row_X: IntArray
+    """The row of the slots that each entry belongs to."""
     forward_XV: FloatArray
     backward_XV: FloatArray
     recompute_X: FloatArray
@@ -53,6 +59,10 @@ class Costs:
     choice_X: IntArray
     """Menu entry; the last ("full") stands for block recomputation of ``block_X`` layers."""
     block_X: IntArray
+
+
+_Chosen = tuple[IntArray, FloatArray, FloatArray, IntArray, IntArray]
+"""Row, extra backward seconds [X, V], held bytes, menu entry and block count of each entry."""
 
 
 def layer_classes(job: JobSpec) -> tuple[tuple[LayerClass, ...], tuple[int, ...]]:
@@ -75,6 +85,13 @@ def class_prefix(job: JobSpec) -> IntArray:
     return prefix
 
 
+def _per_chunk(n: FloatArray, values_CX: FloatArray) -> FloatArray:
+    """[X, ..., C] counts times [C, X] values of each row's option -> [X, ...]"""
+    rows = values_CX.T.reshape((len(n),) + (1,) * (n.ndim - 2) + (len(values_CX),))
+    total: FloatArray = (n * rows).sum(axis=-1)
+    return total
+
+
 def _held(flights_XQV: IntArray, bytes_XV: FloatArray) -> FloatArray:
     """Bytes of activations at the fullest moment. [X, Q, V] x [X, V, ...] -> [X, ...]"""
     if flights_XQV.shape[1:] == (1, 1):
@@ -87,13 +104,13 @@ def _held(flights_XQV: IntArray, bytes_XV: FloatArray) -> FloatArray:
 def stage_costs(
     job: JobSpec,
     table: StageTable,
-    k: int,
+    k: IntArray | int,
     slots: Slots,
     prefix_CN: IntArray,
     fixed: Recompute | None = None,
     allowed: Sequence[bool] | None = None,
 ) -> Costs:
-    """Times and bytes of option ``k`` of ``table`` for each row of ``slots``.
+    """Times and bytes of option ``k`` of ``table`` (one, or one per row) for each row of ``slots``.
 
     Without ``fixed`` every row gets the recomputation with the shortest backward pass among those
     that fit (the paper's minimal feasible recomputation); where none fits, the one with the least
@@ -102,36 +119,45 @@ def stage_costs(
     training, model = job.training, job.model
     start, count = slots.start_XV, slots.count_XV
     first, last = slots.first_X, slots.last_X
-    n_XVC = (prefix_CN[:, start + count] - prefix_CN[:, start]).transpose(1, 2, 0)
+    n_XVC = (prefix_CN[:, start + count] - prefix_CN[:, start]).transpose(1, 2, 0).astype(np.float64)
     n_XC = n_XVC.sum(axis=1)
+    k = np.full(len(start), k) if isinstance(k, int) else k
 
-    forward = n_XVC @ table.forward_CK[:, k]
-    backward = n_XVC @ table.backward_CK[:, k]
+    def per_row(values_CK: FloatArray) -> FloatArray:
+        total: FloatArray = (n_XC * values_CK[:, k].T).sum(axis=1)
+        return total
+
+    forward = _per_chunk(n_XVC, table.forward_CK[:, k])
+    backward = _per_chunk(n_XVC, table.backward_CK[:, k])
     forward[:, 0] += first * table.embedding_forward_K[k]
     backward[:, 0] += first * table.embedding_backward_K[k]
     forward[:, -1] += last * (table.head_forward_K[k] + model.mtp_layers * table.mtp_forward_K[k])
     backward[:, -1] += last * (table.head_backward_K[k] + model.mtp_layers * table.mtp_backward_K[k])
 
-    dense = n_XC @ table.dense_params_CK[:, k]
+    dense = per_row(table.dense_params_CK)
     dense += first * table.embedding_params_K[k]
     dense += last * (table.head_params_K[k] + model.mtp_layers * table.mtp_dense_params_K[k])
     if model.tied_embeddings:  # one matrix where one stage is first and last, two copies otherwise
         dense -= (first & last) * table.embedding_params_K[k]
     elif model.mtp_layers:  # MTP embeds tokens on the last stage with a copy of its own
         dense += (last & ~first) * table.embedding_params_K[k]
-    expert = n_XC @ table.expert_params_CK[:, k] + last * (model.mtp_layers * table.mtp_expert_params_K[k])
+    expert = per_row(table.expert_params_CK) + last * (model.mtp_layers * table.mtp_expert_params_K[k])
     weights = table.weight_bytes * (dense + expert)
     grads = table.grad_bytes * (dense + expert)
     states = dense * table.dense_optimizer_bytes_K[k] + expert * table.expert_optimizer_bytes_K[k]
-    workspace = np.full(len(start), table.workspace_bytes_K[k])
+    workspace = table.workspace_bytes_K[k]
     static = weights + grads + states + workspace
     edge_XV = np.zeros_like(forward)
     edge_XV[:, 0] += first * table.embedding_activation_K[k]
     once = last * (table.head_activation_K[k] + model.mtp_layers * table.mtp_activation_K[k])
 
-    extra, held, choice, block = _recompute(
+    row, extra, held, choice, block = _recompute(
         table, k, slots, n_XVC, prefix_CN, edge_XV, static + once, fixed, allowed
     )
+    if len(row) != len(start):
+        forward, backward, dense, expert, n_XC, k = forward[row], backward[row], dense[row], expert[row], n_XC[row], k[row]
+        weights, grads, states, workspace = weights[row], grads[row], states[row], workspace[row]
+        static, once = static[row], once[row]
     backward = backward + extra
     activations = held + once
     memory = static + activations
@@ -147,10 +173,11 @@ def stage_costs(
         gather = np.maximum(gather - overlapped * forward.sum(axis=1), gather / layers)
     optimizer = dense * table.optimizer_s_K[k] + expert * table.expert_optimizer_s_K[k] + gather
     return Costs(
+        row_X=row,
         forward_XV=forward,
         backward_XV=backward,
         recompute_X=extra.sum(axis=1),
-        exposed_comm_X=n_XC @ table.exposed_comm_CK[:, k],
+        exposed_comm_X=per_row(table.exposed_comm_CK),
         sync_X=sync,
         optimizer_X=optimizer,
         weights_X=weights,
@@ -167,18 +194,16 @@ def stage_costs(
 
 def _recompute(
     table: StageTable,
-    k: int,
+    k: IntArray,
     slots: Slots,
-    n_XVC: IntArray,
+    n_XVC: FloatArray,
     prefix_CN: IntArray,
     edge_XV: FloatArray,
     other_X: FloatArray,
     fixed: Recompute | None,
     allowed: Sequence[bool] | None,
-) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
-    """Extra backward seconds [X, V], held bytes [X], menu entry [X] and block count [X] of each row."""
-    activation_RC, extra_RC = table.activation_RCK[:, :, k], table.recompute_RCK[:, :, k]
-    transient_RC = table.transient_RCK[:, :, k]
+) -> _Chosen:
+    """The recomputation of each row: fixed, or the cheapest that fits (see ``Costs``)."""
     present_XC = n_XVC.sum(axis=1) > 0
     rows = np.arange(len(n_XVC))
     if fixed is not None and fixed.granularity == "full":
@@ -186,16 +211,18 @@ def _recompute(
             return _uniform(table, k, slots, n_XVC, edge_XV, max(fixed.num_layers, 1))
         block = np.full(len(n_XVC), fixed.num_layers)
         time_XBV, bytes_XB = _blocks(table, k, slots, n_XVC, prefix_CN, edge_XV, np.asarray([fixed.num_layers]))
-        return time_XBV[:, 0], bytes_XB[:, 0], np.full(len(n_XVC), len(table.menu) - 1), block
+        return rows, time_XBV[:, 0], bytes_XB[:, 0], np.full(len(n_XVC), len(table.menu) - 1), block
 
     plain = len(table.menu) - 1  # every entry but the last, which is "full"
-    time_XVR = n_XVC @ extra_RC[:plain].T
-    bytes_XVR = n_XVC @ activation_RC[:plain].T + edge_XV[:, :, None]
-    transient_XR = np.where(present_XC[:, None, :], transient_RC[None, :plain], 0.0).max(axis=2)
+    # einsum, not matmul: no BLAS threads for such small sums, and the same digits on any machine
+    time_XVR = np.einsum("xvc,rcx->xvr", n_XVC, table.recompute_RCK[:plain, :, k])
+    bytes_XVR = np.einsum("xvc,rcx->xvr", n_XVC, table.activation_RCK[:plain, :, k]) + edge_XV[:, :, None]
+    transient_XRC = table.transient_RCK[:plain, :, k].transpose(2, 0, 1)
+    transient_XR = np.where(present_XC[:, None, :], transient_XRC, 0.0).max(axis=2)
     held_XR = _held(slots.flights_XQV, bytes_XVR) + transient_XR
     if fixed is not None:
         entry = table.menu.index(fixed)
-        return time_XVR[:, :, entry], held_XR[:, entry], np.full(len(n_XVC), entry), np.zeros(len(n_XVC), np.int64)
+        return rows, time_XVR[:, :, entry], held_XR[:, entry], np.full(len(n_XVC), entry), np.zeros(len(n_XVC), np.int64)
 
     use = np.asarray(allowed if allowed is not None else (True,) * len(table.menu))
     limit = table.memory_limit_bytes - other_X
@@ -212,7 +239,7 @@ def _recompute(
         part = Slots(
             slots.start_XV[tight], slots.count_XV[tight], slots.flights_XQV[tight], slots.first_X[tight], slots.last_X[tight]
         )
-        time_XBV, bytes_XB = _blocks(table, k, part, n_XVC[tight], prefix_CN, edge_XV[tight], counts_B)
+        time_XBV, bytes_XB = _blocks(table, k[tight], part, n_XVC[tight], prefix_CN, edge_XV[tight], counts_B)
         cost_XB = np.where(bytes_XB <= limit[tight, None], time_XBV.sum(axis=2), np.inf)
         at = cost_XB.argmin(axis=1)
         found = cost_XB[np.arange(len(tight)), at]
@@ -224,14 +251,42 @@ def _recompute(
         held[where] = bytes_XB[better, at]
         choice[where] = plain
         block[where] = counts_B[at]
-    return extra, held, choice, block
+        if time_XVR.shape[1] > 1:
+            more = _incomparable(
+                np.concatenate([time_XVR[tight].transpose(0, 2, 1), time_XBV], axis=1),
+                np.concatenate([np.isfinite(cost_XR[tight]), np.isfinite(cost_XB)], axis=1),
+                np.where(choice[tight] == plain, plain + block[tight] - 1, choice[tight]),
+            )
+            at_row, option = more
+            is_block = option >= plain
+            which = np.where(is_block, option - plain, 0)
+            entry = np.minimum(option, plain - 1)
+            add_time = np.where(is_block[:, None], time_XBV[at_row, which], time_XVR[tight[at_row], :, entry])
+            add_held = np.where(is_block, bytes_XB[at_row, which], held_XR[tight[at_row], entry])
+            rows = np.concatenate([rows, tight[at_row]])
+            extra, held = np.concatenate([extra, add_time]), np.concatenate([held, add_held])
+            choice = np.concatenate([choice, np.where(is_block, plain, option)])
+            block = np.concatenate([block, np.where(is_block, counts_B[which], 0)])
+    return rows, extra, held, choice, block
+
+
+def _incomparable(time_XOV: FloatArray, fits_XO: NDArray[np.bool_], chosen_X: IntArray) -> tuple[IntArray, IntArray]:
+    """(row, option) of what fits and is beaten by no other option in every chunk, the chosen one left out."""
+    time_XOV = np.where(fits_XO[:, :, None], time_XOV, np.inf)
+    mine, other = time_XOV[:, :, None, :], time_XOV[:, None, :, :]
+    no_worse = (other <= mine).all(axis=3)
+    better = no_worse & ((other < mine).any(axis=3) | np.tri(time_XOV.shape[1], k=-1, dtype=bool)[None])
+    keep = fits_XO & ~better.any(axis=2)
+    keep[np.arange(len(chosen_X)), chosen_X] = False
+    row, option = np.nonzero(keep)
+    return row, option
 
 
 def _blocks(
     table: StageTable,
-    k: int,
+    k: IntArray,
     slots: Slots,
-    n_XVC: IntArray,
+    n_XVC: FloatArray,
     prefix_CN: IntArray,
     edge_XV: FloatArray,
     counts_B: IntArray,
@@ -242,26 +297,28 @@ def _blocks(
     done_XBVC = (prefix_CN[:, until_XBV] - prefix_CN[:, start][:, :, None, :]).transpose(1, 2, 3, 0)
     kept_XBVC = n_XVC[:, None] - done_XBVC
     bytes_XBV = (
-        done_XBVC @ table.activation_RCK[full, :, k] + kept_XBVC @ table.activation_RCK[0, :, k] + edge_XV[:, None, :]
+        _per_chunk(done_XBVC, table.activation_RCK[full][:, k])
+        + _per_chunk(kept_XBVC, table.activation_RCK[0][:, k])
+        + edge_XV[:, None, :]
     )
     held = _held(slots.flights_XQV, bytes_XBV.transpose(0, 2, 1))
     transient = np.maximum(
-        np.where(done_XBVC.sum(axis=2) > 0, table.transient_RCK[full, :, k], 0.0),
-        np.where(kept_XBVC.sum(axis=2) > 0, table.transient_RCK[0, :, k], 0.0),
+        np.where(done_XBVC.sum(axis=2) > 0, table.transient_RCK[full][:, k].T[:, None, :], 0.0),
+        np.where(kept_XBVC.sum(axis=2) > 0, table.transient_RCK[0][:, k].T[:, None, :], 0.0),
     ).max(axis=2)
-    return done_XBVC @ table.recompute_RCK[full, :, k], held + transient
+    return _per_chunk(done_XBVC, table.recompute_RCK[full][:, k]), held + transient
 
 
 def _uniform(
-    table: StageTable, k: int, slots: Slots, n_XVC: IntArray, edge_XV: FloatArray, unit: int
-) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
+    table: StageTable, k: IntArray, slots: Slots, n_XVC: FloatArray, edge_XV: FloatArray, unit: int
+) -> _Chosen:
     """Full recomputation in units of ``unit`` layers: one input is kept per unit, one unit is rebuilt at a time."""
     full = len(table.menu) - 1
     count = np.maximum(slots.count_XV, 1)
-    kept_XV = (n_XVC @ table.activation_RCK[full, :, k]) * (-(-slots.count_XV // unit) / count) + edge_XV
+    kept_XV = _per_chunk(n_XVC, table.activation_RCK[full][:, k]) * (-(-slots.count_XV // unit) / count) + edge_XV
     present_XC = n_XVC.sum(axis=1) > 0
-    rebuilt = table.transient_RCK[full, :, k] + (unit - 1) * table.activation_RCK[0, :, k]
-    transient = np.where(present_XC, rebuilt[None, :], 0.0).max(axis=1)
+    rebuilt_CX = table.transient_RCK[full][:, k] + (unit - 1) * table.activation_RCK[0][:, k]
+    transient = np.where(present_XC, rebuilt_CX.T, 0.0).max(axis=1)
     rows = len(n_XVC)
     held = _held(slots.flights_XQV, kept_XV) + transient
-    return n_XVC @ table.recompute_RCK[full, :, k], held, np.full(rows, full), np.full(rows, unit)
+    return np.arange(rows), _per_chunk(n_XVC, table.recompute_RCK[full][:, k]), held, np.full(rows, full), np.full(rows, unit)

@@ -1,17 +1,10 @@
 """The work of one layer: named operations of one microbatch on one rank, with shapes, FLOPs and bytes.
 
 Every operation carries arrays of length K (one entry per option), so 10,000 ways to run a stage cost
-about as much to describe as one. Operations are what runs forward; ``efficiency`` and ``pricing``
-derive the backward pass (two GEMMs of their own shape per forward GEMM). Messages carry their
-direction themselves.
-
-Array suffix: K option.
+about as much to describe as one. Array suffix: K option.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -26,8 +19,21 @@ from hapmoe.counting import (
     padded_vocab_K,
 )
 from hapmoe.job import JobSpec
-from hapmoe.options import FloatArray, LayerClass, Options
-from hapmoe.units import DTYPE_BYTES
+from hapmoe.options import LayerClass, Options
+from hapmoe.plan import Recompute
+from hapmoe.shapes import (
+    Op,
+    Shapes,
+    Value,
+    column,
+    gemm,
+    graph_scope,
+    message,
+    norm,
+    residual,
+    row,
+    uses_sequence_parallel,
+)
 
 __all__ = [
     "Op",
@@ -36,6 +42,7 @@ __all__ = [
     "embedding_ops",
     "embedding_params",
     "graph_scope",
+    "hardware_flops",
     "head_ops",
     "head_params",
     "layer_classes",
@@ -48,138 +55,6 @@ __all__ = [
     "project_ops",
     "uses_sequence_parallel",
 ]
-
-Kind = Literal["gemm", "grouped_gemm", "attention", "elementwise", "message"]
-Phase = Literal["forward", "backward"]
-Value = FloatArray | float
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One operation of one microbatch on one rank.
-
-    Shapes: every value is a K-array or a scalar that holds for all options.
-    Units: FLOPs count a multiply-add as two; bytes are device-memory traffic, for messages the
-    bytes that a rank holds (``comm`` applies (n-1)/n).
-    """
-
-    name: str
-    kind: Kind
-    part: str
-    """attention, mlp, experts, router, dispatch, shared, norm, embedding, head, mtp."""
-    modules: tuple[str, ...] = ()
-    """Recomputation modules that run it again (full runs every forward operation again)."""
-    phase: Phase = "forward"
-    m_K: Value = 0.0
-    n_K: Value = 0.0
-    k_K: Value = 0.0
-    groups_K: Value = 1.0
-    """Experts of a grouped GEMM; heads times sequences of an attention."""
-    flops_K: Value = 0.0
-    bytes_K: Value = 0.0
-    backward: float = 2.0
-    """Backward work over forward work: elementwise bytes or attention FLOPs."""
-    launches_K: Value = 1.0
-    precision: str = ""
-    """"" : the job's compute precision; or bf16/fp32 where a GEMM stays out of FP8."""
-    trains_weight: bool = True
-    """GEMM: has a weight gradient."""
-    collective: str = ""
-    """all_gather, reduce_scatter, all_reduce, all_to_all, ring (send_recv of K and V)."""
-    axis: str = ""
-    """tp, cp, ep, etp, tp_ep: the group that talks."""
-    behind: tuple[tuple[str, str], ...] = ()
-    """(operation, pass) that hide this message while they last: pass in forward, dgrad, wgrad."""
-    least: str = ""
-    """Calibration name of the share that stays exposed whatever hides it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """What all operations of a job's options have in common."""
-
-    job: JobSpec
-    options: Options
-    tp_K: FloatArray
-    cp_K: FloatArray
-    ep_K: FloatArray
-    etp_K: FloatArray
-    tokens_K: FloatArray
-    """T = b S / cp: tokens of a microbatch on a rank."""
-    shard_K: FloatArray
-    """Tokens outside attention and MLP GEMMs: T / tp with sequence parallelism."""
-    bytes: float
-    """Per activation element."""
-    sequence_parallel: bool
-    imbalance_K: FloatArray
-    """rho of the expert ranks; 1 without expert parallelism."""
-
-    @classmethod
-    def of(cls, job: JobSpec, options: Options) -> Shapes:
-        tp_K = options.tp_K.astype(np.float64)
-        cp_K = options.cp_K.astype(np.float64)
-        ep_K = options.ep_K.astype(np.float64)
-        etp_K = options.etp_K.astype(np.float64)
-        tokens_K = options.mbs_K * (float(job.training.seq_len) / cp_K)
-        parallel = uses_sequence_parallel(job)
-        moe = job.model.moe
-        imbalance = job.training.imbalance or 1.0
-        if moe and moe.capacity_factor is not None:
-            imbalance = 1.0 if moe.pad_to_capacity else min(imbalance, max(1.0, moe.capacity_factor))
-        return cls(
-            job=job,
-            options=options,
-            tp_K=tp_K,
-            cp_K=cp_K,
-            ep_K=ep_K,
-            etp_K=etp_K,
-            tokens_K=tokens_K,
-            shard_K=tokens_K / tp_K if parallel else tokens_K,
-            bytes=DTYPE_BYTES[job.training.precision],
-            sequence_parallel=parallel,
-            imbalance_K=np.where(ep_K > 1, imbalance, 1.0),
-        )
-
-    @property
-    def routed_K(self) -> FloatArray:
-        """Token copies that one rank sends to experts: its share times top-k (or the capacity)."""
-        moe = self.job.model.moe
-        assert moe is not None
-        if moe.capacity_factor is not None and moe.pad_to_capacity:
-            # capacity is per source rank and expert: ceil(c * tokens * k / E) slots, all of them sent
-            slots_K = np.ceil(moe.capacity_factor * self.shard_K * moe.top_k / moe.num_experts)
-            return np.asarray(slots_K * moe.num_experts)
-        return self.shard_K * moe.top_k
-
-    @property
-    def expert_tokens_K(self) -> FloatArray:
-        """Rows of the expert GEMMs on the fullest rank, all its experts together."""
-        return self.imbalance_K * self.routed_K * self.etp_K
-
-
-def uses_sequence_parallel(job: JobSpec) -> bool:
-    """Does tp > 1 come with sequence parallelism in the plans of this job?
-
-    MoE training needs it (moe_layer.py:637). A dense script that runs tp > 1 without it keeps its
-    way; one that runs tp = 1 says nothing (Megatron drops the flag, arguments.py:1439), and plans
-    turn it on.
-    """
-    return job.model.moe is not None or job.present.sequence_parallel or job.present.tp == 1
-
-
-def graph_scope(job: JobSpec) -> Literal["none", "layers", "full"]:
-    """What CUDA graphs capture: nothing, the static part of layers, or a whole iteration.
-
-    Source: megatron/training/arguments.py (--cuda-graph-impl, --cuda-graph-scope, --enable-cuda-graph).
-    """
-    words = [argument.text or "" for argument in job.argv]
-    used = "--enable-cuda-graph" in words or "--external-cuda-graph" in words
-    for flag, value in zip(words, words[1:], strict=False):
-        if flag == "--cuda-graph-impl":
-            used = value != "none"
-    if not used:
-        return "none"
-    return "full" if "full_iteration" in words else "layers"
 
 
 def layer_classes(job: JobSpec) -> tuple[LayerClass, ...]:
@@ -198,89 +73,6 @@ def layer_ops(shapes: Shapes, layer_class: LayerClass) -> tuple[Op, ...]:
     return (*attention(shapes, layer_class), *mlp)
 
 
-def _gemm(name: str, part: str, m_K: Value, n_K: Value, k_K: Value, size: float, **more: object) -> Op:
-    flops_K = 2.0 * m_K * n_K * k_K
-    bytes_K = size * (m_K * k_K + n_K * k_K + m_K * n_K)
-    return Op(name, "gemm", part, m_K=m_K, n_K=n_K, k_K=k_K, flops_K=flops_K, bytes_K=bytes_K, **more)  # type: ignore[arg-type]
-
-
-def _norm(name: str, shapes: Shapes, width: float, tokens_K: Value, modules: tuple[str, ...] = ()) -> Op:
-    # forward reads x and writes y; backward reads x and dy, writes dx
-    return Op(name, "elementwise", "norm", modules, bytes_K=2 * shapes.bytes * width * tokens_K, backward=1.5)
-
-
-def _residual(name: str, shapes: Shapes, modules: tuple[str, ...] = ()) -> Op:
-    # bias, dropout, add: two reads, one write; backward is one read and one write (mask or bias)
-    return Op(
-        name, "elementwise", "norm", modules, bytes_K=3 * shapes.bytes * shapes.job.model.hidden * shapes.shard_K, backward=0.67
-    )
-
-
-def _column(shapes: Shapes, gemm: Op, width: float) -> tuple[Op, ...]:
-    """Messages around a column-parallel GEMM whose input of ``width`` is sharded over tp.
-
-    Backward gathers the input once more for wgrad, behind dgrad; the reduction of the input
-    gradient runs behind wgrad (tensor_parallel/layers.py, LinearWithGradAccumulation...backward).
-    """
-    size_K = shapes.tokens_K * (width * shapes.bytes)
-    overlap = shapes.job.training.tp_comm_overlap
-    if not shapes.sequence_parallel:
-        return (_message(f"{gemm.name}_input_grad", gemm, "all_reduce", size_K, "tp", "backward", (gemm.name, "wgrad")),)
-    return (
-        _message(
-            f"{gemm.name}_input",
-            gemm,
-            "all_gather",
-            size_K,
-            "tp",
-            "forward",
-            (gemm.name, "forward") if overlap else None,
-            least="tp_overlap_exposed_calibration",
-        ),
-        _message(f"{gemm.name}_input_again", gemm, "all_gather", size_K, "tp", "backward", (gemm.name, "dgrad")),
-        _message(f"{gemm.name}_input_grad", gemm, "reduce_scatter", size_K, "tp", "backward", (gemm.name, "wgrad")),
-    )
-
-
-def _row(shapes: Shapes, gemm: Op, width: float) -> tuple[Op, ...]:
-    """Messages after a row-parallel GEMM: reduce (scatter) forward, its dual backward."""
-    size_K = shapes.tokens_K * (width * shapes.bytes)
-    if not shapes.sequence_parallel:
-        return (_message(f"{gemm.name}_output", gemm, "all_reduce", size_K, "tp", "forward"),)
-    overlap = shapes.job.training.tp_comm_overlap
-    least = "tp_overlap_exposed_calibration"
-    forward = (gemm.name, "forward") if overlap else None
-    backward = (gemm.name, "dgrad") if overlap else None
-    return (
-        _message(f"{gemm.name}_output", gemm, "reduce_scatter", size_K, "tp", "forward", forward, least=least),
-        _message(f"{gemm.name}_output_grad", gemm, "all_gather", size_K, "tp", "backward", backward, least=least),
-    )
-
-
-def _message(
-    name: str,
-    near: Op,
-    collective: str,
-    bytes_K: Value,
-    axis: str,
-    phase: Phase,
-    behind: tuple[str, str] | None = None,
-    least: str = "async_exposed_calibration",
-) -> Op:
-    return Op(
-        name,
-        "message",
-        near.part,
-        near.modules,
-        phase=phase,
-        bytes_K=bytes_K,
-        collective=collective,
-        axis=axis,
-        behind=(behind,) if behind else (),
-        least=least,
-    )
-
-
 def _gqa_ops(shapes: Shapes, layer_class: LayerClass) -> tuple[Op, ...]:
     model, size = shapes.job.model, shapes.bytes
     tokens_K, tp_K = shapes.tokens_K, shapes.tp_K
@@ -288,26 +80,32 @@ def _gqa_ops(shapes: Shapes, layer_class: LayerClass) -> tuple[Op, ...]:
     key_value = 2.0 * model.num_kv_heads * model.head_dim
     # TE fuses the input norm into the QKV projection: only a separate norm can be recomputed
     fused = shapes.job.training.transformer_engine
-    qkv = _gemm("qkv", "attention", tokens_K, (query + key_value) / tp_K, model.hidden, size)
-    proj = _gemm("proj", "attention", tokens_K, model.hidden, query / tp_K, size)
+    qkv = gemm("qkv", "attention", tokens_K, (query + key_value) / tp_K, model.hidden, size)
+    proj = gemm("proj", "attention", tokens_K, model.hidden, query / tp_K, size)
     ops = [
-        _norm("input_norm", shapes, model.hidden, shapes.shard_K, () if fused else ("layernorm",)),
-        *_column(shapes, qkv, model.hidden),
+        norm("input_norm", shapes, model.hidden, shapes.shard_K, () if fused else ("layernorm",)),
+        *column(shapes, qkv, model.hidden),
         qkv,
     ]
     if bool(np.any(tp_K > model.num_kv_heads)):
         # attention.py:1851: with fewer KV heads than tp ranks the whole QKV output is gathered
         size_K = np.where(tp_K > model.num_kv_heads, tokens_K * ((query + key_value) * size), 0.0)
-        ops.append(_message("qkv_whole", qkv, "all_gather", size_K, "tp", "forward"))
-        ops.append(_message("qkv_whole_grad", qkv, "reduce_scatter", size_K, "tp", "backward"))
+        ops.append(message("qkv_whole", qkv, "all_gather", size_K, "tp", "forward"))
+        ops.append(message("qkv_whole_grad", qkv, "reduce_scatter", size_K, "tp", "backward"))
     if model.qk_layernorm:
-        ops.append(_norm("qk_norm", shapes, query + key_value / 2, tokens_K / tp_K))
+        ops.append(norm("qk_norm", shapes, query + key_value / 2, tokens_K / tp_K))
     if not model.learned_positions:
         ops.append(
-            Op("rope", "elementwise", "attention", bytes_K=2 * size * (query + key_value / 2) * tokens_K / tp_K, backward=1.0)
+            Op(
+                "rope",
+                "elementwise",
+                "attention",
+                bytes_K=2 * size * (query + key_value / 2) * tokens_K / tp_K,
+                backward=1.0,
+            )
         )
     ops += _core_attention(shapes, layer_class, model.head_dim, model.head_dim, model.num_kv_heads)
-    return (*ops, proj, *_row(shapes, proj, model.hidden), _residual("attention_residual", shapes))
+    return (*ops, proj, *row(shapes, proj, model.hidden), residual("attention_residual", shapes))
 
 
 def _mla_ops(shapes: Shapes, layer_class: LayerClass) -> tuple[Op, ...]:
@@ -322,34 +120,41 @@ def _mla_ops(shapes: Shapes, layer_class: LayerClass) -> tuple[Op, ...]:
     tokens_K, shard_K, tp_K = shapes.tokens_K, shapes.shard_K, shapes.tp_K
     heads, qk = float(model.num_heads), float(mla.qk_nope + mla.qk_rope)
     up = ("mla_up_proj",)
-    ops = [_norm("input_norm", shapes, model.hidden, shard_K, ("layernorm",))]
+    ops = [norm("input_norm", shapes, model.hidden, shard_K, ("layernorm",))]
     if mla.q_lora is None:
-        q_up = _gemm("q_proj", "attention", tokens_K, heads * qk / tp_K, model.hidden, size)
-        ops += [*_column(shapes, q_up, model.hidden), q_up]
+        q_up = gemm("q_proj", "attention", tokens_K, heads * qk / tp_K, model.hidden, size)
+        ops += [*column(shapes, q_up, model.hidden), q_up]
     else:
-        q_up = _gemm("q_up", "attention", tokens_K, heads * qk / tp_K, mla.q_lora, size, modules=up)
+        q_up = gemm("q_up", "attention", tokens_K, heads * qk / tp_K, mla.q_lora, size, modules=up)
         ops += [
-            _gemm("q_down", "attention", shard_K, mla.q_lora, model.hidden, size),
-            _norm("q_norm", shapes, mla.q_lora, shard_K, up),
-            *_column(shapes, q_up, mla.q_lora),
+            gemm("q_down", "attention", shard_K, mla.q_lora, model.hidden, size),
+            norm("q_norm", shapes, mla.q_lora, shard_K, up),
+            *column(shapes, q_up, mla.q_lora),
             q_up,
         ]
-    kv_up = _gemm("kv_up", "attention", tokens_K, heads * (mla.qk_nope + mla.v) / tp_K, mla.kv_lora, size, modules=up)
-    proj = _gemm("proj", "attention", tokens_K, model.hidden, heads * mla.v / tp_K, size)
-    kv_down = _gemm("kv_down", "attention", shard_K, mla.kv_lora + mla.qk_rope, model.hidden, size)
+    kv_up = gemm("kv_up", "attention", tokens_K, heads * (mla.qk_nope + mla.v) / tp_K, mla.kv_lora, size, modules=up)
+    proj = gemm("proj", "attention", tokens_K, model.hidden, heads * mla.v / tp_K, size)
+    kv_down = gemm("kv_down", "attention", shard_K, mla.kv_lora + mla.qk_rope, model.hidden, size)
     rope_bytes_K = tokens_K * (mla.qk_rope * size)
     ops += [
         kv_down,
-        _message("rope_key", kv_down, "all_gather", rope_bytes_K, "tp", "forward"),
-        _message("rope_key_grad", kv_down, "reduce_scatter", rope_bytes_K, "tp", "backward"),
-        _norm("kv_norm", shapes, mla.kv_lora, shard_K, up),
-        *_column(shapes, kv_up, mla.kv_lora),
+        message("rope_key", kv_down, "all_gather", rope_bytes_K, "tp", "forward"),
+        message("rope_key_grad", kv_down, "reduce_scatter", rope_bytes_K, "tp", "backward"),
+        norm("kv_norm", shapes, mla.kv_lora, shard_K, up),
+        *column(shapes, kv_up, mla.kv_lora),
         kv_up,
         # rotate, then assemble q and k from their two parts: everything is read and written once
-        Op("rope", "elementwise", "attention", up, bytes_K=2 * size * heads * (2 * qk + mla.v) * tokens_K / tp_K, backward=1.0),
+        Op(
+            "rope",
+            "elementwise",
+            "attention",
+            up,
+            bytes_K=2 * size * heads * (2 * qk + mla.v) * tokens_K / tp_K,
+            backward=1.0,
+        ),
     ]
     ops += _core_attention(shapes, layer_class, qk, mla.v, model.num_heads)
-    return (*ops, proj, *_row(shapes, proj, model.hidden), _residual("attention_residual", shapes))
+    return (*ops, proj, *row(shapes, proj, model.hidden), residual("attention_residual", shapes))
 
 
 def _core_attention(shapes: Shapes, layer_class: LayerClass, qk: float, v: float, kv_heads: int) -> list[Op]:
@@ -391,38 +196,38 @@ def _core_attention(shapes: Shapes, layer_class: LayerClass, qk: float, v: float
         kv_bytes_K = size * shapes.tokens_K * kv_heads_K * (qk + v)
         if "a2a" in training.cp_comm_type:
             whole_K = size * shapes.tokens_K * ((heads_K + kv_heads_K) * (qk + v))
-            ops.append(_message("cp_exchange", core, "all_to_all", whole_K, "cp", "forward"))
-            ops.append(_message("cp_exchange_grad", core, "all_to_all", whole_K, "cp", "backward"))
+            ops.append(message("cp_exchange", core, "all_to_all", whole_K, "cp", "forward"))
+            ops.append(message("cp_exchange_grad", core, "all_to_all", whole_K, "cp", "backward"))
         elif training.cp_comm_type == "all_gather":
             gathered_K = kv_bytes_K * shapes.cp_K
-            ops.append(_message("cp_kv", core, "all_gather", gathered_K, "cp", "forward"))
-            ops.append(_message("cp_kv_again", core, "all_gather", gathered_K, "cp", "backward"))
-            ops.append(_message("cp_kv_grad", core, "reduce_scatter", gathered_K, "cp", "backward"))
+            ops.append(message("cp_kv", core, "all_gather", gathered_K, "cp", "forward"))
+            ops.append(message("cp_kv_again", core, "all_gather", gathered_K, "cp", "backward"))
+            ops.append(message("cp_kv_grad", core, "reduce_scatter", gathered_K, "cp", "backward"))
         else:
             # the ring passes K and V on cp - 1 times; backward also passes their gradients
             hidden = ("core_attention", "forward"), ("core_attention", "dgrad")
-            ops.append(_message("cp_ring", core, "ring", kv_bytes_K * shapes.cp_K, "cp", "forward", hidden[0]))
-            ops.append(_message("cp_ring_grad", core, "ring", 2 * kv_bytes_K * shapes.cp_K, "cp", "backward", hidden[1]))
+            ops.append(message("cp_ring", core, "ring", kv_bytes_K * shapes.cp_K, "cp", "forward", hidden[0]))
+            ops.append(message("cp_ring_grad", core, "ring", 2 * kv_bytes_K * shapes.cp_K, "cp", "backward", hidden[1]))
     return ops
 
 
 def _mlp_ops(shapes: Shapes) -> tuple[Op, ...]:
     model = shapes.job.model
     fused = shapes.job.training.transformer_engine
-    norm = _norm("mlp_norm", shapes, model.hidden, shapes.shard_K, () if fused else ("layernorm",))
+    before = norm("mlp_norm", shapes, model.hidden, shapes.shard_K, () if fused else ("layernorm",))
     ops = _two_gemms(shapes, "fc", "mlp", model.ffn_hidden, ("mlp",))
-    return (norm, *ops, _residual("mlp_residual", shapes))
+    return (before, *ops, residual("mlp_residual", shapes))
 
 
 def _two_gemms(shapes: Shapes, name: str, part: str, width: float, modules: tuple[str, ...]) -> tuple[Op, ...]:
     """A dense MLP of ``width`` divided by tp: projection in, activation, projection out."""
     model, size = shapes.job.model, shapes.bytes
     gates = 2.0 if model.gated else 1.0
-    first = _gemm(f"{name}1", part, shapes.tokens_K, gates * width / shapes.tp_K, model.hidden, size, modules=modules)
-    second = _gemm(f"{name}2", part, shapes.tokens_K, model.hidden, width / shapes.tp_K, size, modules=modules)
+    first = gemm(f"{name}1", part, shapes.tokens_K, gates * width / shapes.tp_K, model.hidden, size, modules=modules)
+    second = gemm(f"{name}2", part, shapes.tokens_K, model.hidden, width / shapes.tp_K, size, modules=modules)
     act_K = size * (gates + 1) * width * shapes.tokens_K / shapes.tp_K
     act = Op(f"{name}_act", "elementwise", part, modules, bytes_K=act_K, backward=(2 * gates + 1) / (gates + 1))
-    return (*_column(shapes, first, model.hidden), first, act, second, *_row(shapes, second, model.hidden))
+    return (*column(shapes, first, model.hidden), first, act, second, *row(shapes, second, model.hidden))
 
 
 def _moe_ops(shapes: Shapes) -> tuple[Op, ...]:
@@ -439,8 +244,8 @@ def _moe_ops(shapes: Shapes) -> tuple[Op, ...]:
     shard_K = shapes.shard_K
     rows_K = shapes.expert_tokens_K
     ops = [
-        _norm("mlp_norm", shapes, model.hidden, shard_K, ("layernorm",)),
-        _gemm(
+        norm("mlp_norm", shapes, model.hidden, shard_K, ("layernorm",)),
+        gemm(
             "router",
             "router",
             shard_K,
@@ -452,10 +257,18 @@ def _moe_ops(shapes: Shapes) -> tuple[Op, ...]:
             precision="bf16",
         ),
         # scores, top-k, probabilities, map, auxiliary loss: about six passes over tokens x experts
-        Op("top_k", "elementwise", "router", again, bytes_K=6 * 4.0 * moe.num_experts * shard_K, backward=1.0, launches_K=6.0),
+        Op(
+            "top_k",
+            "elementwise",
+            "router",
+            again,
+            bytes_K=6 * 4.0 * moe.num_experts * shard_K,
+            backward=1.0,
+            launches_K=6.0,
+        ),
     ]
     if moe.latent_hidden:
-        ops.append(_gemm("latent_in", "experts", shard_K, hidden, model.hidden, size, modules=again))
+        ops.append(gemm("latent_in", "experts", shard_K, hidden, model.hidden, size, modules=again))
     ops += _dispatch_ops(shapes, hidden)
     local_K = moe.num_experts / shapes.ep_K
     gates = 2.0 if model.gated else 1.0
@@ -492,10 +305,10 @@ def _moe_ops(shapes: Shapes) -> tuple[Op, ...]:
                 )
             )
     if moe.latent_hidden:
-        ops.append(_gemm("latent_out", "experts", shard_K, model.hidden, hidden, size, modules=again))
+        ops.append(gemm("latent_out", "experts", shard_K, model.hidden, hidden, size, modules=again))
     if moe.shared_ffn_hidden:
         ops += _two_gemms(shapes, "shared", "shared", moe.shared_ffn_hidden, ("moe", "shared_experts"))
-    return (*ops, _residual("mlp_residual", shapes))
+    return (*ops, residual("mlp_residual", shapes))
 
 
 def _dispatch_ops(shapes: Shapes, hidden: float) -> list[Op]:
@@ -516,8 +329,8 @@ def _dispatch_ops(shapes: Shapes, hidden: float) -> list[Op]:
     def both(name: str, collective: str, bytes_K: Value, axis: str) -> None:
         dual = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(collective, collective)
         least = "moe_overlap_exposed_calibration"
-        ops.append(_message(name, near, collective, bytes_K, axis, "forward", hide, least))
-        ops.append(_message(f"{name}_grad", near, dual, bytes_K, axis, "backward", hide, least))
+        ops.append(message(name, near, collective, bytes_K, axis, "forward", hide, least))
+        ops.append(message(f"{name}_grad", near, dual, bytes_K, axis, "backward", hide, least))
 
     def move(name: str, bytes_K: Value) -> None:
         ops.append(Op(name, "elementwise", "dispatch", again, bytes_K=bytes_K, backward=1.0, launches_K=launches))
@@ -559,9 +372,9 @@ def embedding_ops(shapes: Shapes) -> tuple[Op, ...]:
     size_K = shapes.tokens_K * (model.hidden * shapes.bytes)
     lookup = Op("embedding", "elementwise", "embedding", bytes_K=2 * size_K, backward=2.0, launches_K=3.0)
     collective, dual = ("reduce_scatter", "all_gather") if shapes.sequence_parallel else ("all_reduce", "")
-    ops = [lookup, _message("embedding_output", lookup, collective, size_K, "tp", "forward")]
+    ops = [lookup, message("embedding_output", lookup, collective, size_K, "tp", "forward")]
     if dual:
-        ops.append(_message("embedding_output_grad", lookup, dual, size_K, "tp", "backward"))
+        ops.append(message("embedding_output_grad", lookup, dual, size_K, "tp", "backward"))
     return tuple(ops)
 
 
@@ -570,11 +383,18 @@ def head_ops(shapes: Shapes) -> tuple[Op, ...]:
     model = shapes.job.model
     vocab_K = padded_vocab_K(model, shapes.options) / shapes.tp_K
     # the output layer stays out of FP8 (fp8 covers the decoder block only)
-    logits = _gemm("logits", "head", shapes.tokens_K, vocab_K, model.hidden, shapes.bytes, precision="bf16")
+    logits = gemm("logits", "head", shapes.tokens_K, vocab_K, model.hidden, shapes.bytes, precision="bf16")
     # to fp32, maximum, exponent, sum, target: about five passes of 4 bytes; fused about two
     passes = 2.0 if shapes.job.training.cross_entropy_fusion else 5.0
-    loss = Op("loss", "elementwise", "head", bytes_K=passes * 4.0 * shapes.tokens_K * vocab_K, backward=0.6, launches_K=10.0)
-    return (_norm("final_norm", shapes, model.hidden, shapes.shard_K), *_column(shapes, logits, model.hidden), logits, loss)
+    loss = Op(
+        "loss", "elementwise", "head", bytes_K=passes * 4.0 * shapes.tokens_K * vocab_K, backward=0.6, launches_K=10.0
+    )
+    return (
+        norm("final_norm", shapes, model.hidden, shapes.shard_K),
+        *column(shapes, logits, model.hidden),
+        logits,
+        loss,
+    )
 
 
 def project_ops(shapes: Shapes) -> tuple[Op, ...]:
@@ -584,12 +404,28 @@ def project_ops(shapes: Shapes) -> tuple[Op, ...]:
     """
     hidden = float(shapes.job.model.hidden)
     # eh_proj is column-parallel and its output is gathered again
-    project = _gemm("eh_proj", "mtp", shapes.tokens_K, hidden / shapes.tp_K, 2 * hidden, shapes.bytes)
-    norms = _norm("mtp_norms", shapes, 2 * hidden, shapes.shard_K)
-    output = _message("eh_proj_output", project, "all_gather", shapes.tokens_K * (hidden * shapes.bytes), "tp", "forward")
-    return (norms, *_column(shapes, project, 2 * hidden), project, output)
+    project = gemm("eh_proj", "mtp", shapes.tokens_K, hidden / shapes.tp_K, 2 * hidden, shapes.bytes)
+    norms = norm("mtp_norms", shapes, 2 * hidden, shapes.shard_K)
+    output = message(
+        "eh_proj_output", project, "all_gather", shapes.tokens_K * (hidden * shapes.bytes), "tp", "forward"
+    )
+    return (norms, *column(shapes, project, 2 * hidden), project, output)
 
 
 def mtp_ops(shapes: Shapes, layer_class: LayerClass) -> tuple[Op, ...]:
     """One multi-token-prediction layer: projection, a decoder layer, the head."""
     return (*project_ops(shapes), *layer_ops(shapes, layer_class), *head_ops(shapes))
+
+
+def hardware_flops(job: JobSpec, recompute: Recompute, *, global_batch_size: int = 0, tp: int = 1) -> float:
+    """Model FLOPs of one step plus those that every decoder layer does again under ``recompute``."""
+    one = np.ones(1, dtype=np.int64)
+    shapes = Shapes.of(job, Options(tp_K=one, cp_K=one, ep_K=one, etp_K=one, dp_K=one, mbs_K=one))
+    full, modules = recompute.granularity == "full", set(recompute.modules)
+    again = 0.0
+    for layer_class, count in layers_by_class(job.model).items():
+        for op in layer_ops(shapes, layer_class):
+            if op.phase == "forward" and (full or modules.intersection(op.modules)):
+                again += count * float(np.ravel(op.flops_K)[0])
+    sequences = global_batch_size or job.training.global_batch_size
+    return model_flops_per_step(job, global_batch_size=global_batch_size, tp=tp) + sequences * again

@@ -11,8 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BASH = shutil.which("bash") or "/bin/bash"
-_NAMES = ("torchrun", "python", "python3", "deepspeed", "accelerate", "srun", "mpirun", "numactl", "nsys", "docker", "ssh", "ray",
-          "timeout", "nohup", "singularity", "msrun", "uv", "sudo", "singularity", "mpiexec")
+_NAMES = (
+    "torchrun",
+    "python",
+    "python3",
+    "deepspeed",
+    "accelerate",
+    "srun",
+    "mpirun",
+    "numactl",
+    "nsys",
+    "docker",
+    "ssh",
+    "ray",
+    "timeout",
+    "nohup",
+    "singularity",
+    "msrun",
+    "uv",
+    "sudo",
+    "singularity",
+    "mpiexec",
+)
 # A stand-in for a launcher that runs a shell inside starts that shell; every other one records its words.
 _STAND_IN = r"""#!{bash}
 if [ "${{0##*/}}" = python ] && [ "$1" = -c ]; then exec {python} "$@"; fi
@@ -35,6 +55,7 @@ class Header:
 
 def header(text: str) -> Header:
     """The ``# args:``, ``# env:``, ``# refused:`` and ``# world:`` lines of a fixture."""
+
     def line(key: str) -> str:
         match = re.search(rf"(?m)^# {key}: (.*)$", text)
         return match.group(1).strip() if match else ""
@@ -58,10 +79,23 @@ def run_bash(script: Path, args: tuple[str, ...], env: dict[str, str], shims: Pa
     """Every launch the script makes: the launcher's name and its words."""
     record = script.parent / "record"
     record.write_bytes(b"")
-    full = {"PATH": f"{shims}:{os.defpath}", "HOME": "/home/nobody", "USER": "nobody", "HAPMOE_RECORD": str(record), "LC_ALL": "C.UTF-8",
-            **env}
-    subprocess.run([BASH, script.name, *args], cwd=script.parent, env=full, stdin=subprocess.DEVNULL, capture_output=True, timeout=20,
-                   check=False)
+    full = {
+        "PATH": f"{shims}:{os.defpath}",
+        "HOME": "/home/nobody",
+        "USER": "nobody",
+        "HAPMOE_RECORD": str(record),
+        "LC_ALL": "C.UTF-8",
+        **env,
+    }
+    subprocess.run(
+        [BASH, script.name, *args],
+        cwd=script.parent,
+        env=full,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
     launches = record.read_bytes().decode().split("\n\0\n\0")
     return [launch.split("\0")[:-1] for launch in launches if launch]
 
@@ -74,5 +108,5 @@ def training_of(launches: list[list[str]]) -> list[str] | None:
             continue
         place = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
         if place is not None:
-            found = words[place + 1:]
+            found = words[place + 1 :]
     return found

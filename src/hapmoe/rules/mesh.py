@@ -106,9 +106,11 @@ def _expert_tensor_alone(c: Context) -> Found:
     if c.job.model.moe is None:
         return
     for index, stage in c.meshes():
-        if stage.ep == 1 and stage.etp < stage.tp:
+        # tensor_parallel/layers.py:829,886: with EP 1 expert weights count as dense ones, so their gradients are
+        # reduced over the dense group: replicas across tp are missed (ETP < TP), shards are mixed (ETP > TP).
+        if stage.ep == 1 and stage.etp != stage.tp:
             yield Broken(
-                f"EP = 1 with ETP = {stage.etp} < TP = {stage.tp}",
+                f"EP = 1 with ETP = {stage.etp}, TP = {stage.tp}",
                 f"set etp to {stage.tp}, or use expert parallelism (ep > 1)",
                 index,
             )

@@ -16,16 +16,13 @@ from hapmoe.errors import InputError
 from hapmoe.job import Argument
 from hapmoe.script.arity import ARITY, MAIN_LACKS
 from hapmoe.script.flags import BY_NAME, REJECTED, Flag, arity_of, find_flag
-from hapmoe.script.values import Token, is_secret_name
+from hapmoe.script.values import Token
 
-__all__ = ["SECRET", "Occurrence", "argument", "argv_notes", "own", "parse_argv"]
+__all__ = ["Occurrence", "argument", "argv_notes", "own", "parse_argv"]
 
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _INLINE = re.compile(r"(--[A-Za-z][\w.-]*)=")
 _SHOWN = 8
-
-SECRET = "secret"
-"""``Argument.why`` of a value that is a credential: never stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +47,9 @@ class Occurrence:
         return next((value.where for value in self.values if value.where), self.where)
 
 
-def argument(token: Token) -> Argument:
+def argument(token: Token, owner: str = "user") -> Argument:
     """A word of the script as a word of the job."""
-    return Argument(text=token.text, why=token.why, source=token.source, where=token.where)
+    return Argument(text=token.text, why=token.why, source=token.source, where=token.where, owner=owner)
 
 
 def parse_argv(argv: Sequence[Token]) -> tuple[Occurrence, ...]:
@@ -79,6 +76,8 @@ def _next(argv: Sequence[Token], at: int) -> Occurrence:
         value = Token(rest, token.why, token.source, token.where)
         flag, spelling = find_flag(name)
         return Occurrence(name, spelling, flag, (value,), at, 1, token.where)
+    if token.text is None and "secret" in token.why:  # "--wandb-api-key=..." and the like: no flag of a planner's
+        return Occurrence("", "", None, (token,), at, 1, token.where)
     if token.text is None:
         raise InputError(
             f"a word of the arguments is not known before the run ({token.why or token.source}) and may be a flag",
@@ -112,7 +111,7 @@ def _is_flag(token: Token) -> bool:
 
 
 def own(argv: Sequence[Token], occurrences: Iterable[Occurrence], also: Iterable[str] = ()) -> tuple[Argument, ...]:
-    """The vector as the job keeps it: what the plan decides is marked, credentials are left out.
+    """The vector as the job keeps it, every word marked as the user's or the plan's.
 
     ``also``: keys that belong to the plan in this job although they are the user's in general.
     """
@@ -121,24 +120,9 @@ def own(argv: Sequence[Token], occurrences: Iterable[Occurrence], also: Iterable
     for occurrence in occurrences:
         flag = occurrence.flag
         owner = "plan" if flag and (flag.plan or flag.key in plan_keys) else "user"
-        secret = _is_secret(occurrence)
-        for position in range(occurrence.first, occurrence.first + occurrence.count):
-            word = argument(argv[position])
-            is_value = occurrence.count == 1 or position > occurrence.first
-            if secret and is_value:
-                word = Argument(text=None, why=SECRET, source=_shell_only(word.source), where=word.where)
-            kept.append(Argument(text=word.text, why=word.why, source=word.source, where=word.where, owner=owner))
+        words = argv[occurrence.first : occurrence.first + occurrence.count]
+        kept += [argument(word, owner) for word in words]
     return tuple(kept)
-
-
-def _is_secret(occurrence: Occurrence) -> bool:
-    name = occurrence.name
-    return bool(name) and name not in ARITY and occurrence.flag is None and is_secret_name(name)
-
-
-def _shell_only(source: str) -> str:
-    """Shell text that only names a variable may be kept; anything else may hold the credential itself."""
-    return source if re.fullmatch(r"(--[\w-]+=)?\"?\$(\w+|\{\w+\})\"?", source) else ""
 
 
 def argv_notes(occurrences: Sequence[Occurrence]) -> tuple[str, ...]:
@@ -161,15 +145,13 @@ def argv_notes(occurrences: Sequence[Occurrence]) -> tuple[str, ...]:
 
 def _place(occurrence: Occurrence) -> str:
     words = " ".join(value.text if value.text is not None else "?" for value in occurrence.values)
-    if _is_secret(occurrence):
-        words = "(secret)"
     return " ".join(part for part in (words, f"({occurrence.line})" if occurrence.line else "") if part)
 
 
 def _odd(occurrence: Occurrence) -> list[str]:
     name, spelling, flag, where = occurrence.name, occurrence.spelling, occurrence.flag, occurrence.where
     notes = []
-    if not name:
+    if not name and occurrence.values[0].text is not None:
         word = occurrence.values[0].text
         notes.append(f"{where}: {word!r} belongs to no flag; Megatron would stop with 'unrecognized arguments'")
     if name in REJECTED:
@@ -182,8 +164,6 @@ def _odd(occurrence: Occurrence) -> list[str]:
         notes.append(f"{where}: {name} is read as {spelling}; Megatron itself knows only the latter")
     if flag and flag.arity == 0 and occurrence.values:
         notes.append(f"{where}: {name} takes no value in Megatron")
-    if _is_secret(occurrence):
-        notes.append(f"{where}: the value of {name} looks like a credential and is not stored")
     return notes
 
 

@@ -12,9 +12,21 @@ __all__ = ["ArithmeticError_", "Number", "evaluate"]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>0[xX][0-9a-fA-F]+|\d+#[0-9a-zA-Z@_]+|\d+)|(?P<name>[A-Za-z_]\w*)|(?P<mark>[\U000f0000-\U0010fffd])"
-    r"|(?P<op><<=|>>=|\*\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%<>=!~&|^?:,()\[\]]))", re.ASCII)
-_LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
-           ("*", "/", "%"))
+    r"|(?P<op><<=|>>=|\*\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[-+*/%<>=!~&|^?:,()\[\]]))",
+    re.ASCII,
+)
+_LEVELS = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", ">", "<=", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+)
 _ASSIGN = frozenset(("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^="))
 _DEEPEST = 50
 
@@ -35,8 +47,9 @@ class _Name:
 _Value = int | None | _Name
 
 
-def evaluate(text: str, read: Callable[[str, str | None], str], write: Callable[[str, str | None, Number], None],
-             depth: int = 0) -> Number:
+def evaluate(
+    text: str, read: Callable[[str, str | None], str], write: Callable[[str, str | None, Number], None], depth: int = 0
+) -> Number:
     """The value of an expression whose ``$`` expansions are done. ``read`` gives a variable's text ("" when unset)."""
     if depth > _DEEPEST:
         raise ArithmeticError_("expression recursion level exceeded")
@@ -46,8 +59,13 @@ def evaluate(text: str, read: Callable[[str, str | None], str], write: Callable[
 
 
 class _Evaluation:
-    def __init__(self, text: str, read: Callable[[str, str | None], str],
-                 write: Callable[[str, str | None, Number], None], depth: int) -> None:
+    def __init__(
+        self,
+        text: str,
+        read: Callable[[str, str | None], str],
+        write: Callable[[str, str | None, Number], None],
+        depth: int,
+    ) -> None:
         self.text, self.read, self.write, self.depth = text, read, write, depth
         self.pos = 0
         self.skip = 0
@@ -64,7 +82,7 @@ class _Evaluation:
     def advance(self) -> None:
         match = _TOKEN.match(self.text, self.pos)
         if not match:
-            if self.text[self.pos:].strip():
+            if self.text[self.pos :].strip():
                 raise ArithmeticError_(f"syntax error in expression {self.text!r}")
             self.kind = self.token = ""
             return
@@ -206,7 +224,7 @@ class _Evaluation:
                 end += 1
                 if level == 0:
                     break
-            index = self.text[self.pos + 1:end - 1]
+            index = self.text[self.pos + 1 : end - 1]
             self.pos = end
         self.advance()
         return _Name(name, index)
@@ -244,11 +262,20 @@ class _Evaluation:
 
 
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "<<": lambda a, b: a << (b & 63), ">>": lambda a, b: a >> (b & 63),
-    "<": lambda a, b: int(a < b), ">": lambda a, b: int(a > b), "<=": lambda a, b: int(a <= b), ">=": lambda a, b: int(a >= b),
-    "==": lambda a, b: int(a == b), "!=": lambda a, b: int(a != b),
-    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "<<": lambda a, b: a << (b & 63),
+    ">>": lambda a, b: a >> (b & 63),
+    "<": lambda a, b: int(a < b),
+    ">": lambda a, b: int(a > b),
+    "<=": lambda a, b: int(a <= b),
+    ">=": lambda a, b: int(a >= b),
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+    "&": lambda a, b: a & b,
+    "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
 }
 
 

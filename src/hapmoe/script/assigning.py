@@ -38,15 +38,19 @@ def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
     assert isinstance(node.value, ArrayLiteral)
     name, _ = resolve(shell, node.name)
     found = shell.state.find(name)
-    scope, var = found if found and not (local and name not in shell.state.scopes[-1]) else (
-        shell.state.scopes[-1 if local else 0], Var())
+    scope, var = (
+        found
+        if found and not (local and name not in shell.state.scopes[-1])
+        else (shell.state.scopes[-1 if local else 0], Var())
+    )
     if node.append and var.mark:
         return
     start: dict[int | str, Text] = {}
     if node.append:
         start = dict(var.items) if var.items is not None else ({} if var.value is None else {0: var.value})
     items: dict[int | str, Text] = start
-    place = max((int(key) for key in items if isinstance(key, int)), default=-1) + 1
+    place = int(max(items)) + 1 if items and not var.assoc else 0
+    shell.world.step(shell.where(), len(items) // 100)
     mark = ""
     for key_source, appends, word in node.value.elements:
         shell.world.step(shell.where(word.line))
@@ -54,7 +58,9 @@ def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
             key = index_of(shell, var, key_source)
             text = text_of(shell, word)
             if key is None or (isinstance(key, str) and MARK.search(key)):
-                mark = shell.world.marks.mark(Unknown("an array place that is not known", "", shell.where(), single=False))
+                mark = shell.world.marks.mark(
+                    Unknown("an array place that is not known", "", shell.where(), single=False)
+                )
                 continue
             old = items.get(key)
             items[key] = Text((old.text if old and appends else "") + text.text, text.where)

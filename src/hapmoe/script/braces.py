@@ -18,15 +18,22 @@ _SEQUENCE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.(
 _MOST = 20_000
 
 
+class TooMany(Exception):
+    """More words than a launch script can mean."""
+
+
 def brace_expand(shell: Shell, word: Word) -> list[Word]:
     """The words that ``{a,b}`` and ``{1..3}`` make of ``word``; mostly ``word`` itself."""
     if not any(isinstance(part, Literal) and not part.quoted and "{" in part.text for part in word.parts):
         return [word]
-    sources = _expand(word.source)
+    if word.source.count("{") > 200:
+        raise InputError("too many braces in a word", where=shell.where(word.line))
+    try:
+        sources = _expand(word.source)
+    except TooMany:
+        raise InputError("a brace expansion gives too many words", where=shell.where(word.line)) from None
     if sources == [word.source]:
         return [word]
-    if len(sources) > _MOST:
-        raise InputError("a brace expansion gives too many words", where=shell.where(word.line))
     return [made for source in sources if (made := shell.parse_word(source, word.line)) is not None]
 
 
@@ -40,7 +47,7 @@ def _skip_quoted(text: str, pos: int) -> int:
         while end < len(text) and text[end] != char:
             end += 2 if text[end] == "\\" and char != "'" else 1
         return end + 1
-    if char == "$" and text[pos + 1:pos + 2] in ("{", "("):
+    if char == "$" and text[pos + 1 : pos + 2] in ("{", "("):
         opening = text[pos + 1]
         closing = {"{": "}", "(": ")"}[opening]
         level, end = 0, pos + 1
@@ -65,10 +72,9 @@ def _expand(text: str) -> list[str]:
             if group:
                 pieces, end = group
                 tails = _expand(text[end:])
-                made = [text[:pos] + piece + tail for piece in pieces for tail in tails]
-                if len(made) > _MOST:
-                    return made
-                return made
+                if len(pieces) * len(tails) > _MOST:
+                    raise TooMany
+                return [text[:pos] + piece + tail for piece in pieces for tail in tails]
         pos += 1
     return [text]
 
@@ -110,7 +116,7 @@ def _sequence(body: str) -> list[str] | None:
         return [chr(code) for code in _range(first, last, step)]
     first, last = int(match.group(1)), int(match.group(2))
     if abs(last - first) // step > _MOST:
-        return [""] * (_MOST + 1)
+        raise TooMany
     width = max(len(match.group(1)), len(match.group(2))) if re.search(r"(^|\.|-)0\d", body) else 0
     return [f"{value:0{width}d}" for value in _range(first, last, step)]
 

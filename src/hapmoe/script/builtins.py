@@ -10,13 +10,14 @@ from hapmoe.errors import InputError
 
 from . import inputs
 from .arithmetic import evaluate
-from .control import Control, bounded
-from .files import absolute, on_disk
 from .assigning import run_assign
+from .control import Control
+from .files import absolute
+from .output import echo, printf
+from .sourcing import Args, eval_, set_positionals, source, texts
 from .state import Var
 from .syntax import Assign
 from .tests import BadTest, bracket
-from .utilities import echo, printf
 from .values import MARK, Text, Unknown
 from .variables import assign, declare, read_number, scalar, unset, write_number
 
@@ -25,17 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILTINS"]
 
-Args = list[Text | Assign]
 _LONG_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
-# Files that set up a shell or a toolchain: search paths and prompts, nothing that a training's arguments are made of.
-_SETS_UP_TOOLS = re.compile(
-    r"/bin/activate$|/conda\.sh$|/\.?bashrc$|/\.(?:bash_)?profile$|^/etc/profile|/modules/.*init/|/init/bash$|/etc/profile\.d/"
-    r"|/set_?env\.sh$|/setvars\.sh$|/lmod/|/nvm\.sh$|^activate$")
-_SHELL_HOOK = re.compile(r"conda|mamba|ssh-agent|modulecmd|direnv|pyenv|dircolors|register-python-argcomplete")
-
-
-def _texts(args: Args) -> list[str]:
-    return [arg.text if isinstance(arg, Text) else arg.source for arg in args]
 
 
 def _ok(shell: Shell, args: Args) -> None:
@@ -51,12 +42,12 @@ def _unknown(shell: Shell, args: Args) -> None:
 
 
 def _echo(shell: Shell, args: Args) -> None:
-    shell.print(echo(_texts(args)))
+    shell.print(echo(texts(args)))
     shell.state.status = 0
 
 
 def _printf(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     name = ""
     if words[:1] == ["-v"] and len(words) > 2:
         name, words = words[1], words[2:]
@@ -73,13 +64,18 @@ def _printf(shell: Shell, args: Args) -> None:
         shell.state.status = 0
     if name:
         indexed = re.fullmatch(r"(\w+)\[(.*)\]", name)
-        assign(shell, indexed.group(1) if indexed else name, indexed.group(2) if indexed else None, Text(text, shell.where()))
+        assign(
+            shell,
+            indexed.group(1) if indexed else name,
+            indexed.group(2) if indexed else None,
+            Text(text, shell.where()),
+        )
     else:
         shell.print(text)
 
 
 def _test(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     if words[-1:] == ["]"]:
         words = words[:-1]
     try:
@@ -133,8 +129,11 @@ def _declare_one(shell: Shell, arg: Text | Assign, flags: dict[str, bool | str],
         run_assign(shell, arg, local=local)
         return arg.name
     if MARK.search(arg.text.partition("=")[0]):
-        raise InputError("variables are declared whose names are not known", where=shell.where(),
-                         hint="give them with --env NAME=VALUE and drop the line")
+        raise InputError(
+            "variables are declared whose names are not known",
+            where=shell.where(),
+            hint="give them with --env NAME=VALUE and drop the line",
+        )
     name, equals, value = arg.text.partition("=")
     append = name.endswith("+")
     name = name.removesuffix("+")
@@ -155,7 +154,7 @@ def _declare_one(shell: Shell, arg: Text | Assign, flags: dict[str, bool | str],
 
 
 def _unset(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     functions = "-f" in words
     for word in words:
         if word in ("-v", "-f", "-n"):
@@ -181,13 +180,13 @@ def _set(shell: Shell, args: Args) -> None:
             break
         if text in ("-o", "+o"):
             if words:
-                name = _texts([words.pop(0)])[0]
+                name = texts([words.pop(0)])[0]
                 (options.add if text == "-o" else options.discard)(name)
         elif re.fullmatch(r"[-+][a-zA-Z]+", text):
             for letter in text[1:]:
                 name = _LONG_OPTIONS.get(letter, "")
                 if letter == "o" and words:
-                    name = _texts([words.pop(0)])[0]
+                    name = texts([words.pop(0)])[0]
                 if name:
                     (options.add if text[0] == "-" else options.discard)(name)
         elif text == "-":
@@ -198,17 +197,13 @@ def _set(shell: Shell, args: Args) -> None:
     shell.state.options = frozenset(options)
     shell.state.status = 0
     if positional is not None:
-        set_positionals(shell, [word if isinstance(word, Text) else Text(word.source, shell.where()) for word in positional])
-
-
-def set_positionals(shell: Shell, words: list[Text]) -> None:
-    spread = [each for word in words for each in shell.world.marks.of(word.text) if each.spread]
-    shell.state.positionals = () if spread else tuple(words)
-    shell.state.positional_mark = shell.world.marks.mark(spread[0]) if spread else ""
+        set_positionals(
+            shell, [word if isinstance(word, Text) else Text(word.source, shell.where()) for word in positional]
+        )
 
 
 def _shift(shell: Shell, args: Args) -> None:
-    text = _texts(args)[0] if args else "1"
+    text = texts(args)[0] if args else "1"
     if shell.state.positional_mark:
         shell.state.status = 0
         return
@@ -223,7 +218,7 @@ def _shift(shell: Shell, args: Args) -> None:
 
 
 def _getopts(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     if len(words) < 2:
         shell.state.status = 2
         return
@@ -245,14 +240,14 @@ def _getopts(shell: Shell, args: Args) -> None:
         put("OPTIND", str(index + (word == "--")))
         shell.state.status = 1
         return
-    letter, rest = word[inner], word[inner + 1:]
+    letter, rest = word[inner], word[inner + 1 :]
     silent = spec.startswith(":")
     place = spec.find(letter) if letter != ":" else -1
     index, inner = (index, inner + 1) if rest else (index + 1, 1)
     if place < 0:
         put(name, "?")
         put("OPTARG", letter if silent else "")
-    elif spec[place + 1:place + 2] == ":":
+    elif spec[place + 1 : place + 2] == ":":
         if rest:
             put("OPTARG", rest)
             index, inner = index + 1, 1
@@ -274,79 +269,26 @@ def _getopts(shell: Shell, args: Args) -> None:
 
 def _let(shell: Shell, args: Args) -> None:
     value: int | None = 0
-    for word in _texts(args):
+    for word in texts(args):
         value = evaluate(word, lambda n, i: read_number(shell, n, i), lambda n, i, v: write_number(shell, n, i, v))
     shell.state.status = None if value is None else int(value == 0)
 
 
-def _eval(shell: Shell, args: Args) -> None:
-    text = " ".join(_texts(args))
-    wild = [each for each in shell.world.marks.of(text) if not each.single]
-    if wild and not MARK.sub("", text).strip():
-        if _SHELL_HOOK.search(wild[0].source):
-            shell.state.status = 0
-            return
-        raise InputError(f"eval runs text that is not known ({wild[0].why})", where=shell.where(),
-                         hint="put what it sets into the script or give it with --env NAME=VALUE")
-    shell.state.status = 0
-    shell.run_text(text, shell.file, shell.current_line)
-
-
-def _source(shell: Shell, args: Args) -> None:
-    if not args:
-        shell.state.status = 2
-        return
-    first = args[0]
-    name = first.text if isinstance(first, Text) else first.source
-    key = absolute(shell, name)
-    text, label = shell.state.files.get(key), MARK.sub("?", name)
-    if text is None:
-        path = on_disk(shell, name) if key not in shell.state.files else None
-        if path is None:
-            _source_missing(shell, name, key)
-            return
-        label = str(path) if MARK.search(name) else name
-        text = inputs.read_text(path, label, where=shell.where())
-    saved, saved_mark = shell.state.positionals, shell.state.positional_mark
-    rest = [arg for arg in args[1:] if isinstance(arg, Text)]
-    if rest:
-        set_positionals(shell, rest)
-    shell.sources.append(name)
-    shell.state.status = 0
-    if len(shell.sources) > 25:
-        raise InputError("files that source each other too deeply", where=shell.where())
-    try:
-        bounded(shell, ("return",), lambda: shell.run_text(text, label))
-    finally:
-        shell.sources.pop()
-    if rest:
-        shell.state.positionals, shell.state.positional_mark = saved, saved_mark
-
-
-def _source_missing(shell: Shell, name: str, key: str) -> None:
-    if _SETS_UP_TOOLS.search(name):
-        shell.state.status = 0
-        return
-    if shell.tolerant:
-        shell.state.status = 1
-        return
-    if key in shell.state.assumed:
-        raise Control("exit")
-    raise InputError(f"the file {MARK.sub('?', name)!r} that it sources is not here", where=shell.where(),
-                     hint="put it beside the script, or give what it sets with --env NAME=VALUE and drop the line")
-
-
 def _exit(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     if words:
-        shell.state.status = int(words[0]) & 255 if re.fullmatch(r"-?\d+", words[0]) else None if MARK.search(words[0]) else 2
+        shell.state.status = (
+            int(words[0]) & 255 if re.fullmatch(r"-?\d+", words[0]) else None if MARK.search(words[0]) else 2
+        )
     raise Control("exit")
 
 
 def _return(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     if words:
-        shell.state.status = int(words[0]) & 255 if re.fullmatch(r"-?\d+", words[0]) else None if MARK.search(words[0]) else 2
+        shell.state.status = (
+            int(words[0]) & 255 if re.fullmatch(r"-?\d+", words[0]) else None if MARK.search(words[0]) else 2
+        )
     if not shell.calls and len(shell.sources) < 2:
         shell.state.status = 1
         return
@@ -357,13 +299,13 @@ def _leave(shell: Shell, args: Args, kind: str) -> None:
     if not shell.loops:
         shell.state.status = 0
         return
-    text = _texts(args)[0] if args else "1"
+    text = texts(args)[0] if args else "1"
     shell.state.status = 0
     raise Control(kind, min(int(text), shell.loops) if text.isdigit() and int(text) else 1)
 
 
 def _cd(shell: Shell, args: Args) -> None:
-    words = [word for word in _texts(args) if word not in ("-P", "-L", "-e", "--")]
+    words = [word for word in texts(args) if word not in ("-P", "-L", "-e", "--")]
     if words == ["-"]:
         value = scalar(shell, "OLDPWD")
         target = value.text if value else ""
@@ -402,71 +344,8 @@ def _popd(shell: Shell, args: Args) -> None:
         shell.print(shell.state.cwd + "\n")
 
 
-def _read(shell: Shell, args: Args) -> None:
-    words = _texts(args)
-    raw, array, delimiter = False, "", "\n"
-    while words and words[0].startswith("-") and len(words[0]) > 1:
-        letters = words.pop(0)[1:]
-        while letters:
-            letter, letters = letters[0], letters[1:]
-            raw = raw or letter == "r"
-            if letter in "adintNpu":
-                value = letters or (words.pop(0) if words else "")
-                letters = ""
-                array = value if letter == "a" else array
-                delimiter = value[:1] if letter == "d" else delimiter
-    names = words or ["REPLY"]
-    stdin = shell.state.stdin
-    if stdin is None:
-        for name in [array] if array else names:
-            mark = shell.world.marks.mark(Unknown("text read from input", f"${name}", shell.where(), single=False, nonempty=False))
-            if array:
-                shell.state.scopes[0][name] = Var(mark=mark)
-            else:
-                assign(shell, name, None, Text(mark, shell.where()))
-        shell.state.status = None
-        return
-    line, found, rest = stdin.partition(delimiter) if delimiter else (stdin, "", "")
-    while not raw and line.endswith("\\") and found == "\n":
-        more, found, rest = rest.partition("\n")
-        line = line[:-1] + more
-    shell.state.stdin = rest
-    if not raw:
-        line = re.sub(r"\\(.)", r"\1", line)
-    inputs.split_into(shell, line, [array] if array else names, array=bool(array), whole=not words and not array)
-    shell.state.status = 0 if found else 1
-
-
-def _mapfile(shell: Shell, args: Args) -> None:
-    words = _texts(args)
-    trim = "-t" in words
-    operands = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in ("-d", "-n", "-O", "-s", "-u", "-C", "-c"):
-            skip = True
-        elif not word.startswith("-"):
-            operands.append(word)
-    name = operands[0] if operands else "MAPFILE"
-    stdin = shell.state.stdin
-    wild = stdin is None or any(not each.single for each in shell.world.marks.of(stdin)) or "-d" in words
-    shell.state.status = 0
-    if wild:
-        mark = shell.world.marks.derive(stdin or "", "", "", shell.where(), single=False) if stdin else shell.world.marks.mark(
-            Unknown("lines read from input", f"${{{name}[@]}}", shell.where(), single=False, nonempty=False))
-        shell.state.scopes[0][name] = Var(mark=mark)
-        return
-    assert stdin is not None
-    lines = stdin.split("\n")
-    lines = lines[:-1] if lines[-1] == "" else lines
-    shell.state.scopes[0][name] = Var(items={
-        place: Text(line + ("" if trim else "\n"), shell.where()) for place, line in enumerate(lines)})
-
-
 def _shopt(shell: Shell, args: Args) -> None:
-    words = _texts(args)
+    words = texts(args)
     names = {word for word in words if not word.startswith("-")} & {"nullglob", "failglob"}
     if "-s" in words:
         shell.state.options |= names
@@ -477,7 +356,7 @@ def _shopt(shell: Shell, args: Args) -> None:
 
 def _known_command(shell: Shell, args: Args) -> None:
     """``type``, ``hash``, ``which``: whether a program is there."""
-    words = [word for word in _texts(args) if not word.startswith("-")]
+    words = [word for word in texts(args) if not word.startswith("-")]
     here = bool(words) and all(word in shell.state.functions or word in BUILTINS for word in words)
     shell.state.status = 0 if here else None
     mark = Unknown(f"command substitution {shell.substitution}", shell.substitution, shell.where(), nonempty=False)
@@ -485,13 +364,53 @@ def _known_command(shell: Shell, args: Args) -> None:
 
 
 BUILTINS: dict[str, Callable[[Shell, Args], None]] = {
-    ":": _ok, "true": _ok, "false": _false, "echo": _echo, "printf": _printf, "test": _test, "[": _test, "unset": _unset, "set": _set,
-    "shift": _shift, "getopts": _getopts, "let": _let, "eval": _eval, "source": _source, ".": _source, "exit": _exit,
-    "return": _return, "cd": _cd, "pushd": _pushd, "popd": _popd, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
-    "shopt": _shopt, "trap": _ok, "ulimit": _ok, "umask": _ok, "wait": _unknown, "jobs": _unknown, "kill": _unknown, "disown": _ok,
-    "alias": _ok, "unalias": _ok, "hash": _ok, "type": _known_command, "which": _known_command, "bind": _ok, "enable": _ok,
-    "declare": lambda s, a: _declaration(s, a, "declare"), "typeset": lambda s, a: _declaration(s, a, "declare"),
-    "local": lambda s, a: _declaration(s, a, "local"), "export": lambda s, a: _declaration(s, a, "export"),
-    "readonly": lambda s, a: _declaration(s, a, "readonly"), "break": lambda s, a: _leave(s, a, "break"),
-    "continue": lambda s, a: _leave(s, a, "continue"), "caller": _unknown, "times": _ok, "module": _ok, "ml": _ok,
+    ":": _ok,
+    "true": _ok,
+    "false": _false,
+    "echo": _echo,
+    "printf": _printf,
+    "test": _test,
+    "[": _test,
+    "unset": _unset,
+    "set": _set,
+    "shift": _shift,
+    "getopts": _getopts,
+    "let": _let,
+    "eval": eval_,
+    "source": source,
+    ".": source,
+    "exit": _exit,
+    "return": _return,
+    "cd": _cd,
+    "pushd": _pushd,
+    "popd": _popd,
+    "read": lambda s, a: inputs.read(s, texts(a)),
+    "mapfile": lambda s, a: inputs.mapfile(s, texts(a)),
+    "readarray": lambda s, a: inputs.mapfile(s, texts(a)),
+    "shopt": _shopt,
+    "trap": _ok,
+    "ulimit": _ok,
+    "umask": _ok,
+    "wait": _unknown,
+    "jobs": _unknown,
+    "kill": _unknown,
+    "disown": _ok,
+    "alias": _ok,
+    "unalias": _ok,
+    "hash": _ok,
+    "type": _known_command,
+    "which": _known_command,
+    "bind": _ok,
+    "enable": _ok,
+    "declare": lambda s, a: _declaration(s, a, "declare"),
+    "typeset": lambda s, a: _declaration(s, a, "declare"),
+    "local": lambda s, a: _declaration(s, a, "local"),
+    "export": lambda s, a: _declaration(s, a, "export"),
+    "readonly": lambda s, a: _declaration(s, a, "readonly"),
+    "break": lambda s, a: _leave(s, a, "break"),
+    "continue": lambda s, a: _leave(s, a, "continue"),
+    "caller": _unknown,
+    "times": _ok,
+    "module": _ok,
+    "ml": _ok,
 }

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
 from . import inputs
-from .builtins import BUILTINS, set_positionals
+from .builtins import BUILTINS
+from .calculate import python_code
 from .control import Control, bounded
 from .files import absolute, on_disk
-from .launchers import Around, Entry, Inside, Refused, looks_like_training, parse_sbatch, slurm_around, unwrap
+from .launched import Around, Entry, Inside, Refused, looks_like_training, parse_sbatch, slurm_around
+from .launchers import unwrap
+from .sourcing import set_positionals
 from .state import Launch, Var
 from .syntax import Assign, Function
-from .utilities import UTILITIES, python_code
+from .utilities import UTILITIES
 from .values import MARK, Text
 from .variables import scalar, secret
 
@@ -56,7 +60,9 @@ def _call(shell: Shell, name: str, args: list[Text]) -> None:
     if not isinstance(function, Function):
         raise InputError(f"which function {name} is depends on the condition at {function}", where=shell.where())
     if len(shell.calls) >= _DEEPEST_CALL:
-        raise InputError(f"the function {name} calls itself too deeply", where=shell.where(), hint="an endless recursion, perhaps")
+        raise InputError(
+            f"the function {name} calls itself too deeply", where=shell.where(), hint="an endless recursion, perhaps"
+        )
     saved, saved_mark = shell.state.positionals, shell.state.positional_mark
     line = shell.current_line
     set_positionals(shell, args)
@@ -70,7 +76,7 @@ def _call(shell: Shell, name: str, args: list[Text]) -> None:
     finally:
         shell.calls.pop()
         shell.loops = loops
-        del shell.state.scopes[depth - 1:]
+        del shell.state.scopes[depth - 1 :]
         shell.state.positionals, shell.state.positional_mark = saved, saved_mark
         shell.current_line = line
 
@@ -103,6 +109,10 @@ def _environment(shell: Shell, name: str) -> str | None:
 
 def _external(shell: Shell, words: list[Text]) -> None:
     name = words[0].text
+    if name.startswith("-"):
+        shell.world.notes.append(f"{shell.where()}: {name!r} is taken as a command")
+        shell.state.status = 127
+        return
     if MARK.search(name) and (_opaque(shell, name) or not name.endswith((".py", ".sh"))) and "python" not in name:
         _unknown_command(shell, words, "its command word is not known")
         return
@@ -141,9 +151,14 @@ def _unknown_command(shell: Shell, words: list[Text], why: str) -> None:
     """Pass over a command, unless it may well be the training."""
     shell.state.status = None
     entries = any(word.text.endswith(".py") for word in words)
-    if looks_like_training(words) or (entries and ("option" in why or "not known" in why and MARK.search(words[0].text))):
-        raise InputError(f"what this command runs is not clear: {why}", where=shell.where(),
-                         hint="give the training command itself, e.g. `hapmoe plan -- torchrun ... pretrain_gpt.py ...`")
+    if looks_like_training(words) or (
+        entries and ("option" in why or ("not known" in why and MARK.search(words[0].text)))
+    ):
+        raise InputError(
+            f"what this command runs is not clear: {why}",
+            where=shell.where(),
+            hint="give the training command itself, e.g. `hapmoe plan -- torchrun ... pretrain_gpt.py ...`",
+        )
 
 
 def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
@@ -151,8 +166,14 @@ def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
         shell.print(None, what=words[0].text)
         return
     if step.kind == "python":
-        code = next((word.text for before, word in zip(words, words[1:], strict=False) if before.text.endswith("c")
-                     and before.text.startswith("-")), "")
+        code = next(
+            (
+                word.text
+                for before, word in pairwise(words)
+                if before.text.endswith("c") and before.text.startswith("-")
+            ),
+            "",
+        )
         output, status = python_code(code)
         shell.print(output, what="python -c")
         shell.state.status = status
@@ -172,7 +193,7 @@ def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
     finally:
         shell.around = outer
         if len(shell.state.scopes) >= depth:
-            del shell.state.scopes[depth - 1:]
+            del shell.state.scopes[depth - 1 :]
     if step.ends:
         raise Control("exit")
 
@@ -206,28 +227,40 @@ def _script(shell: Shell, step: Inside) -> None:
             shell.state.status = None
             shell.world.notes.append(f"{shell.where()}: the script {label!r} that it runs is not here")
             if looks_like_training(list(step.words)):
-                raise InputError(f"the script {label!r} that it runs is not here", where=shell.where(), hint="put it beside the script")
+                raise InputError(
+                    f"the script {label!r} that it runs is not here",
+                    where=shell.where(),
+                    hint="put it beside the script",
+                )
             return
         label = str(path) if MARK.search(name) else name
         text = inputs.read_text(path, label, where=shell.where())
     if step.batch:
-        lines = [line[len("#SBATCH"):] for line in text.split("\n") if line.startswith("#SBATCH")]
+        lines = [line[len("#SBATCH") :] for line in text.split("\n") if line.startswith("#SBATCH")]
         given = step.around
         from_file = slurm_around(parse_sbatch(lines), Around(slurm=True))
-        step = replace(step, around=replace(
-            from_file, nodes=given.nodes or from_file.nodes, tasks=given.tasks or from_file.tasks,
-            tasks_per_node=given.tasks_per_node or from_file.tasks_per_node,
-            devices_per_node=given.devices_per_node or from_file.devices_per_node))
+        step = replace(
+            step,
+            around=replace(
+                from_file,
+                nodes=given.nodes or from_file.nodes,
+                tasks=given.tasks or from_file.tasks,
+                tasks_per_node=given.tasks_per_node or from_file.tasks_per_node,
+                devices_per_node=given.devices_per_node or from_file.devices_per_node,
+            ),
+        )
     _child(shell, text, label, 1, name, list(step.words[1:]), step)
 
 
 def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list[Text], step: Inside) -> None:
-    """A shell of its own: it inherits the exported variables and the files, and nothing comes back but files and output."""
+    """A shell of its own: it inherits exported variables and files; only files and output come back."""
     if len(shell.sources) > 20:
         raise InputError("scripts that start each other too deeply", where=shell.where())
     exported: dict[str, Var] = {}
     for scope in shell.state.scopes:
-        exported.update({name: var for name, var in scope.items() if var.exported and var.items is None and not var.mark})
+        exported.update(
+            {name: var for name, var in scope.items() if var.exported and var.items is None and not var.mark}
+        )
     sources, shell.sources = shell.sources, [*shell.sources, zero]
     calls, shell.calls = shell.calls, []
     conditions, shell.conditions = shell.conditions, 0
@@ -247,7 +280,13 @@ def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list
     try:
         shell.nested(lambda: shell.subshell(run))
     finally:
-        shell.sources, shell.calls, shell.conditions, shell.tolerant, shell.around = sources, calls, conditions, tolerant, outer_around
+        shell.sources, shell.calls, shell.conditions, shell.tolerant, shell.around = (
+            sources,
+            calls,
+            conditions,
+            tolerant,
+            outer_around,
+        )
     if any(launch.where for launch in shell.world.launches):
         shell.state.status = None if shell.state.status == 0 else shell.state.status
 
@@ -266,9 +305,19 @@ def _record(shell: Shell, entry: Entry) -> None:
         env.update({name: var.value for name, var in scope.items() if var.exported and var.value is not None})
     if len(shell.world.launches) > 2000:
         raise InputError("too many launches", where=shell.where())
-    shell.world.launches.append(Launch(
-        entry.launcher, entry.launcher_argv, entry.entry, entry.argv, entry.python, entry.world_size, entry.nodes,
-        entry.devices_per_node, tuple(env.items()), shell.where(), shell.state.guards))
+    shell.world.launches.append(
+        Launch(
+            entry.launcher,
+            entry.launcher_argv,
+            entry.entry,
+            entry.argv,
+            entry.python,
+            entry.world_size,
+            entry.nodes,
+            entry.devices_per_node,
+            tuple(env.items()),
+            shell.where(),
+            shell.state.guards,
+        )
+    )
     shell.state.status = None
-
-

@@ -26,7 +26,9 @@ def absolute(shell: Shell, text: str) -> str:
         source = f'$(realpath -m "{source_of(shell, path)}")'
         if real is None:
             return shell.world.marks.derive(path, "", source, shell.where(), nonempty=True)
-        return shell.world.marks.mark(Unknown("a folder of the machine it runs on", source, stable=True, path=os.path.normpath(real)))
+        return shell.world.marks.mark(
+            Unknown("a folder of the machine it runs on", source, stable=True, path=os.path.normpath(real))
+        )
     path = os.path.normpath(path)
     return "/" + path.lstrip("/") if path.startswith("//") else path
 
@@ -86,7 +88,11 @@ def write(shell: Shell, name: str, text: str | None, *, append: bool = False) ->
         return
     key = absolute(shell, name)
     if append:
-        before = shell.state.files[key] if key in shell.state.files else (read(shell, name) if on_disk(shell, name) else None)
+        before = (
+            shell.state.files[key]
+            if key in shell.state.files
+            else (read(shell, name) if on_disk(shell, name) else None)
+        )
         text = None if before is None or text is None else before + text
     shell.state.files[key] = text
 
@@ -112,11 +118,13 @@ def matching(shell: Shell, text: str, active: str, where: str) -> list[Text]:
     if not re.search(r"/", text) and re.search(r"[()|+{}]", text):
         return [Text(text, where)]  # an expression such as ([0]*3+[1]*45), not a file's name
     head = re.split(r"[*?\[]", active)[0]
-    folder = text[:len(head)].rpartition("/")[0] + ("/" if "/" in head else "")
+    folder = text[: len(head)].rpartition("/")[0] + ("/" if "/" in head else "")
     real = _real(shell, folder or ".")
-    if real is not None and _near(shell, real) and real.is_dir() and not MARK.search(text[len(folder):]):
-        pattern = "".join(char if mask != "\0" else glob.escape(char)
-                          for char, mask in zip(text[len(folder):], active[len(folder):], strict=True))
+    if real is not None and _near(shell, real) and real.is_dir() and not MARK.search(text[len(folder) :]):
+        pattern = "".join(
+            char if mask != "\0" else glob.escape(char)
+            for char, mask in zip(text[len(folder) :], active[len(folder) :], strict=True)
+        )
         found = sorted(glob.glob(pattern, root_dir=real)) if len(pattern) < 1000 else []
         if found:
             return [Text(folder + name, where) for name in found]
@@ -127,6 +135,7 @@ def matching(shell: Shell, text: str, active: str, where: str) -> list[Text]:
 
 def source_of(shell: Shell, text: str) -> str:
     """Shell source, for inside double quotes, that gives ``text``."""
+
     def known(piece: str) -> str:
         return re.sub(r'([\\"$`])', r"\\\1", piece)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from .state import Var
-from .values import MARK, Text
+from .values import MARK, Text, Unknown
 from .variables import assign, scalar
 
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["read_text", "split_into"]
+__all__ = ["mapfile", "read", "read_text"]
 
 _LARGEST = 1_000_000
 
@@ -28,7 +28,11 @@ def read_text(path: Path, label: str, *, where: str = "") -> str:
             raise InputError("is a folder, not a script" if not where else f"{label} is a folder", where=place)
         size = path.stat().st_size
         if size > _LARGEST:
-            raise InputError(f"{size / 1e6:.1f} MB is too large for a launch script", where=place, hint="give the launch script itself")
+            raise InputError(
+                f"{size / 1e6:.1f} MB is too large for a launch script",
+                where=place,
+                hint="give the launch script itself",
+            )
         raw = path.read_bytes()
     except FileNotFoundError:
         raise InputError("no such file", where=place) from None
@@ -39,18 +43,22 @@ def read_text(path: Path, label: str, *, where: str = "") -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw[:error.start].count(b"\n") + 1
+        line = raw[: error.start].count(b"\n") + 1
         raise InputError("is not valid UTF-8", where=f"{label}:{line}", hint="convert it, e.g. with iconv") from None
     if "\r\n" in text:
-        line = text[:text.index("\r\n")].count("\n") + 1
-        raise InputError("has Windows line ends (CRLF), which bash does not take", where=f"{label}:{line}", hint="convert it with dos2unix")
+        line = text[: text.index("\r\n")].count("\n") + 1
+        raise InputError(
+            "has Windows line ends (CRLF), which bash does not take",
+            where=f"{label}:{line}",
+            hint="convert it with dos2unix",
+        )
     mark = MARK.search(text)
     if mark:
-        raise InputError("holds a private-use character", where=f"{label}:{text[:mark.start()].count(chr(10)) + 1}")
+        raise InputError("holds a private-use character", where=f"{label}:{text[: mark.start()].count(chr(10)) + 1}")
     return text
 
 
-def split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole: bool) -> None:
+def _split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole: bool) -> None:
     """Split ``line`` at IFS into variables, the last of which takes the rest, or into an array."""
     ifs_value = scalar(shell, "IFS")
     ifs = ifs_value.text if ifs_value else " \t\n"
@@ -78,8 +86,80 @@ def split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole:
         match = separator.search(text) if separator else None
         if place == len(names) - 1:
             if match and solid and match.end() == len(text) and match.group().strip(blank):
-                text = text[:match.start()]
+                text = text[: match.start()]
             assign(shell, name, None, Text(text, here))
         else:
-            assign(shell, name, None, Text(text[:match.start()] if match else text, here))
-            text = text[match.end():] if match else ""
+            assign(shell, name, None, Text(text[: match.start()] if match else text, here))
+            text = text[match.end() :] if match else ""
+
+
+def read(shell: Shell, args: list[str]) -> None:
+    """``read``: a line of input into variables."""
+    words = list(args)
+    raw, array, delimiter = False, "", "\n"
+    while words and words[0].startswith("-") and len(words[0]) > 1:
+        letters = words.pop(0)[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            raw = raw or letter == "r"
+            if letter in "adintNpu":
+                value = letters or (words.pop(0) if words else "")
+                letters = ""
+                array = value if letter == "a" else array
+                delimiter = value[:1] if letter == "d" else delimiter
+    names = words or ["REPLY"]
+    stdin = shell.state.stdin
+    if stdin is None:
+        for name in [array] if array else names:
+            mark = shell.world.marks.mark(
+                Unknown("text read from input", f"${name}", shell.where(), single=False, nonempty=False)
+            )
+            if array:
+                shell.state.scopes[0][name] = Var(mark=mark)
+            else:
+                assign(shell, name, None, Text(mark, shell.where()))
+        shell.state.status = None
+        return
+    line, found, rest = stdin.partition(delimiter) if delimiter else (stdin, "", "")
+    while not raw and line.endswith("\\") and found == "\n":
+        more, found, rest = rest.partition("\n")
+        line = line[:-1] + more
+    shell.state.stdin = rest
+    if not raw:
+        line = re.sub(r"\\(.)", r"\1", line)
+    _split_into(shell, line, [array] if array else names, array=bool(array), whole=not words and not array)
+    shell.state.status = 0 if found else 1
+
+
+def mapfile(shell: Shell, words: list[str]) -> None:
+    """``mapfile``: the lines of input into an array."""
+    trim = "-t" in words
+    operands = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("-d", "-n", "-O", "-s", "-u", "-C", "-c"):
+            skip = True
+        elif not word.startswith("-"):
+            operands.append(word)
+    name = operands[0] if operands else "MAPFILE"
+    stdin = shell.state.stdin
+    wild = stdin is None or any(not each.single for each in shell.world.marks.of(stdin)) or "-d" in words
+    shell.state.status = 0
+    if wild:
+        mark = (
+            shell.world.marks.derive(stdin or "", "", "", shell.where(), single=False)
+            if stdin
+            else shell.world.marks.mark(
+                Unknown("lines read from input", f"${{{name}[@]}}", shell.where(), single=False, nonempty=False)
+            )
+        )
+        shell.state.scopes[0][name] = Var(mark=mark)
+        return
+    assert stdin is not None
+    lines = stdin.split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
+    shell.state.scopes[0][name] = Var(
+        items={place: Text(line + ("" if trim else "\n"), shell.where()) for place, line in enumerate(lines)}
+    )

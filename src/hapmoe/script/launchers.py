@@ -4,86 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from .launched import Around, Entry, Inside, Refused, integer, product, quotient, slurm_around
 from .options import LAUNCHERS, Parsed, UnknownOption, parse_options
 from .values import MARK, Text
 
-__all__ = ["Around", "Entry", "Inside", "Refused", "looks_like_training", "parse_sbatch", "slurm_around",
-           "training_score", "unwrap"]
+__all__ = ["unwrap"]
 
-_TRAINING_FLAGS = frozenset((
-    "num-layers", "hidden-size", "tensor-model-parallel-size", "pipeline-model-parallel-size", "micro-batch-size",
-    "global-batch-size", "num-attention-heads", "model-parallel-size", "seq-length", "train-iters", "num-experts",
-    "expert-model-parallel-size", "train-samples",
-))
-_TRAINING_NAME = re.compile(r"pretrain|train|finetune|sft|posttrain", re.IGNORECASE)
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)(?:\d+(?:\.\d+)?)?")
-_TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.multiprocessing",
-                  "torch.distributed.launcher.api", "paddle.distributed.launch", "torch_npu.distributed.launch")
-_NOT_ENTRIES = frozenset(("pip", "venv", "ensurepip", "http.server", "json.tool", "site", "compileall", "torch.utils.collect_env",
-                          "pytest", "nltk.downloader", "IPython", "cProfile", "pdb", "timeit", "zipfile"))
+_TORCH_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.launcher.api",
+    "paddle.distributed.launch",
+    "torch_npu.distributed.launch",
+)
+_NOT_ENTRIES = frozenset(
+    (
+        "pip",
+        "venv",
+        "ensurepip",
+        "http.server",
+        "json.tool",
+        "site",
+        "compileall",
+        "torch.utils.collect_env",
+        "pytest",
+        "nltk.downloader",
+        "IPython",
+        "cProfile",
+        "pdb",
+        "timeit",
+        "zipfile",
+    )
+)
 
 
-class Refused(Exception):
-    """Where the entry begins is not clear; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What the launchers outside a command settle about its processes."""
-
-    launcher: str = ""
-    argv: tuple[Text, ...] = ()
-    nodes: int | None = None
-    tasks: int | None = None
-    tasks_per_node: int | None = None
-    devices_per_node: int | None = None
-    parallel: bool = False
-    """A launcher outside starts one process per task (srun, mpirun)."""
-    slurm: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A Python process: what runs, its arguments, and how many there are."""
-
-    launcher: str
-    launcher_argv: tuple[Text, ...]
-    python: tuple[str, ...]
-    entry: Text
-    argv: tuple[Text, ...]
-    world_size: int | None
-    nodes: int | None
-    devices_per_node: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """What a wrapper runs: ``words`` (a command), or shell ``code`` with its ``words`` as arguments, or a ``script``."""
-
-    kind: str
-    words: tuple[Text, ...]
-    around: Around
-    env: tuple[tuple[str, Text], ...] = ()
-    code: Text | None = None
-    ends: bool = False
-    """Nothing follows: ``exec``."""
-    batch: bool = False
-
-
-def training_score(entry: str, argv: tuple[Text, ...]) -> int:
-    """How much a process looks like a training: 2 for its arguments, 1 for its name."""
-    names = {word.text.lstrip("-").partition("=")[0].replace("_", "-") for word in argv if word.text.startswith("--")}
-    return 2 * bool(names & _TRAINING_FLAGS) + bool(_TRAINING_NAME.search(entry.rpartition("/")[2]))
-
-
-def looks_like_training(words: list[Text]) -> bool:
-    return training_score("", tuple(words)) > 0
-
-
-def unwrap(words: list[Text], around: Around, environment: Callable[[str], str | None],
-           opaque: Callable[[str], bool]) -> Entry | Inside | None:
+def unwrap(
+    words: list[Text], around: Around, environment: Callable[[str], str | None], opaque: Callable[[str], bool]
+) -> Entry | Inside | None:
     """One step inwards. None: no launcher that is known. Raises :class:`Refused` where an option is not known."""
     base = words[0].text.rpartition("/")[2]
     if _PYTHON.fullmatch(words[0].text):
@@ -95,9 +56,18 @@ def unwrap(words: list[Text], around: Around, environment: Callable[[str], str |
     if spec is None:
         return None
     rest = words[1:]
-    subcommands = {"accelerate": ("launch",), "docker": ("run", "exec"), "podman": ("run", "exec"), "nsys": ("profile", "launch"),
-                   "singularity": ("exec", "run"), "apptainer": ("exec", "run"), "enroot": ("start", "exec"), "uv": ("run",),
-                   "ray": ("job",), "conda": ("run",)}
+    subcommands = {
+        "accelerate": ("launch",),
+        "docker": ("run", "exec"),
+        "podman": ("run", "exec"),
+        "nsys": ("profile", "launch"),
+        "singularity": ("exec", "run"),
+        "apptainer": ("exec", "run"),
+        "enroot": ("start", "exec"),
+        "uv": ("run",),
+        "ray": ("job",),
+        "conda": ("run",),
+    }
     if name in subcommands:
         if not rest or rest[0].text not in subcommands[name]:
             return Inside("none", (), around)
@@ -112,9 +82,10 @@ def unwrap(words: list[Text], around: Around, environment: Callable[[str], str |
         parsed = parse_options(spec, [word.text for word in rest], opaque)
     except UnknownOption as option:
         shown = MARK.sub("?", str(option))
-        raise Refused(f"{base} has an option that is not known here ({shown}), so where the training command begins is not clear"
-                      ) from None
-    head, tail = rest[:parsed.used], rest[parsed.used:]
+        raise Refused(
+            f"{base} has an option that is not known here ({shown}), so where the training command begins is not clear"
+        ) from None
+    head, tail = rest[: parsed.used], rest[parsed.used :]
     if name == "torchrun":
         return _torchrun("torchrun", head, tail, parsed, around, environment, python=())
     if name in ("deepspeed", "accelerate", "msrun"):
@@ -126,35 +97,24 @@ def unwrap(words: list[Text], around: Around, environment: Callable[[str], str |
     return _wrapper(name, verb, tail, parsed, around)
 
 
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"\d{1,7}", text, re.ASCII) else None
-
-
-def _product(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a * b
-
-
-def _quotient(a: int | None, b: int | None) -> int | None:
-    return a // b if a is not None and b and a % b == 0 else None
-
-
 def _counted(around: Around, environment: Callable[[str], str | None]) -> tuple[int | None, int | None, int | None]:
     """World size, nodes, devices per node of a process that no torch launcher starts."""
     if around.parallel:
-        per_node = around.tasks_per_node or _quotient(around.tasks, around.nodes)
-        world = around.tasks if around.tasks is not None else _product(around.nodes, per_node)
-        return world, around.nodes or _quotient(world, per_node), per_node
+        per_node = around.tasks_per_node or quotient(around.tasks, around.nodes)
+        world = around.tasks if around.tasks is not None else product(around.nodes, per_node)
+        return world, around.nodes or quotient(world, per_node), per_node
     text = environment("WORLD_SIZE")
     if text is None:
         return 1, 1, 1
-    world = _integer(text)
-    per_node = _integer(environment("LOCAL_WORLD_SIZE"))
-    nodes = _quotient(world, per_node)
+    world = integer(text)
+    per_node = integer(environment("LOCAL_WORLD_SIZE"))
+    nodes = quotient(world, per_node)
     return world, nodes or (1 if world == 1 else None), per_node or (1 if world == 1 else None)
 
 
-def _python(words: list[Text], around: Around, environment: Callable[[str], str | None],
-            opaque: Callable[[str], bool]) -> Entry | Inside | None:
+def _python(
+    words: list[Text], around: Around, environment: Callable[[str], str | None], opaque: Callable[[str], bool]
+) -> Entry | Inside | None:
     pos = 1
     while pos < len(words):
         text = words[pos].text
@@ -162,9 +122,9 @@ def _python(words: list[Text], around: Around, environment: Callable[[str], str 
             break
         if text in ("-W", "-X", "--check-hash-based-pycs"):
             pos += 2
-        elif re.fullmatch(r"-[bBdEhiIOPqRsStuvVx]+|-[WX].+|--help|--version", text):
-            pos += 1
-        elif opaque(text) and pos + 1 < len(words) and words[pos + 1].text.endswith(".py"):
+        elif re.fullmatch(r"-[bBdEhiIOPqRsStuvVx]+|-[WX].+|--help|--version", text) or (
+            opaque(text) and pos + 1 < len(words) and words[pos + 1].text.endswith(".py")
+        ):
             pos += 1
         else:
             break
@@ -173,7 +133,7 @@ def _python(words: list[Text], around: Around, environment: Callable[[str], str 
     text = words[pos].text
     python = tuple(word.text for word in words[:pos])
     if text.endswith("c") and text.startswith("-"):
-        return Inside("python", tuple(words[pos + 1:]), around)
+        return Inside("python", tuple(words[pos + 1 :]), around)
     if text == "-":
         return Inside("none", (), around)
     if text.startswith("-") and text.endswith("m"):
@@ -181,49 +141,71 @@ def _python(words: list[Text], around: Around, environment: Callable[[str], str 
             return Inside("none", (), around)
         module = words[pos + 1].text
         if module in _TORCH_MODULES:
-            rest = words[pos + 2:]
+            rest = words[pos + 2 :]
             try:
                 parsed = parse_options(LAUNCHERS["torchrun"], [word.text for word in rest], opaque)
             except UnknownOption as option:
                 raise Refused(f"{module} has an option that is not known here ({MARK.sub('?', str(option))})") from None
-            return _torchrun(f"python -m {module}", rest[:parsed.used], rest[parsed.used:], parsed, around, environment, python=python)
+            return _torchrun(
+                f"python -m {module}",
+                rest[: parsed.used],
+                rest[parsed.used :],
+                parsed,
+                around,
+                environment,
+                python=python,
+            )
         if module in ("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch"):
-            inner = [Text("deepspeed"), *words[pos + 2:]] if "deepspeed" in module else [Text("accelerate"), Text("launch"),
-                                                                                          *words[pos + 2:]]
+            inner = (
+                [Text("deepspeed"), *words[pos + 2 :]]
+                if "deepspeed" in module
+                else [Text("accelerate"), Text("launch"), *words[pos + 2 :]]
+            )
             return unwrap(inner, around, environment, opaque)
         if module in _NOT_ENTRIES:
             return Inside("none", (), around)
-        entry, argv, python = words[pos + 1], words[pos + 2:], (*python, "-m")
+        entry, argv, python = words[pos + 1], words[pos + 2 :], (*python, "-m")
     else:
-        entry, argv = words[pos], words[pos + 1:]
+        entry, argv = words[pos], words[pos + 1 :]
     world, nodes, devices = _counted(around, environment)
     return Entry(around.launcher or "python", around.argv, python, entry, tuple(argv), world, nodes, devices)
 
 
-def _torchrun(name: str, head: list[Text], tail: list[Text], parsed: Parsed, around: Around,
-              environment: Callable[[str], str | None], python: tuple[str, ...]) -> Entry | Inside:
+def _torchrun(
+    name: str,
+    head: list[Text],
+    tail: list[Text],
+    parsed: Parsed,
+    around: Around,
+    environment: Callable[[str], str | None],
+    python: tuple[str, ...],
+) -> Entry | Inside:
     if not tail:
         return Inside("none", (), around)
     hidden = "?" in parsed.flags
     nodes_text = parsed.last("nnodes") or environment("PET_NNODES") or (None if hidden else "1")
     devices_text = parsed.last("nproc_per_node") or environment("PET_NPROC_PER_NODE") or (None if hidden else "1")
-    nodes, devices = _integer(nodes_text), _integer(devices_text)
+    nodes, devices = integer(nodes_text), integer(devices_text)
     low, colon, high = (nodes_text or "").partition(":")
     if colon and low == high:
-        nodes = _integer(low)
+        nodes = integer(low)
     if nodes is None and around.parallel and around.tasks_per_node in (None, 1) and not colon:
         nodes = around.nodes
     entry, argv = tail[0], tail[1:]
     if "no_python" in parsed.flags:
-        return Inside("words", tuple(tail), Around(name, tuple(head), nodes, _product(nodes, devices), devices, devices, parallel=True))
-    return Entry(name, tuple(head), python, entry, tuple(argv), _product(nodes, devices), nodes, devices)
+        return Inside(
+            "words",
+            tuple(tail),
+            Around(name, tuple(head), nodes, product(nodes, devices), devices, devices, parallel=True),
+        )
+    return Entry(name, tuple(head), python, entry, tuple(argv), product(nodes, devices), nodes, devices)
 
 
 def _other_launcher(name: str, head: list[Text], tail: list[Text], parsed: Parsed, around: Around) -> Entry | Inside:
     if not tail:
         return Inside("none", (), around)
     if name == "deepspeed":
-        nodes, devices = _integer(parsed.last("num_nodes")), _integer(parsed.last("num_gpus"))
+        nodes, devices = integer(parsed.last("num_nodes")), integer(parsed.last("num_gpus"))
         include = parsed.last("include", "i")
         if include and not MARK.search(include):
             hosts = include.split("@")
@@ -231,62 +213,21 @@ def _other_launcher(name: str, head: list[Text], tail: list[Text], parsed: Parse
             nodes, devices = len(hosts), counts.pop() if len(counts) == 1 else None
         elif nodes is None and not parsed.found.keys() & {"hostfile", "H"} and devices is not None:
             nodes = 1
-        world = _product(nodes, devices)
+        world = product(nodes, devices)
     elif name == "msrun":
-        world, devices = _integer(parsed.last("worker_num")), _integer(parsed.last("local_worker_num"))
-        nodes = _quotient(world, devices)
+        world, devices = integer(parsed.last("worker_num")), integer(parsed.last("local_worker_num"))
+        nodes = quotient(world, devices)
     else:
-        world, nodes = _integer(parsed.last("num_processes")), _integer(parsed.last("num_machines"))
+        world, nodes = integer(parsed.last("num_processes")), integer(parsed.last("num_machines"))
         nodes = 1 if nodes is None and world is not None and "config_file" not in parsed.found else nodes
-        devices = _quotient(world, nodes)
+        devices = quotient(world, nodes)
     launcher = "accelerate launch" if name == "accelerate" else name
     if "no_python" in parsed.flags:
-        return Inside("words", tuple(tail), Around(launcher, tuple(head), nodes, world, devices, devices, parallel=True))
+        return Inside(
+            "words", tuple(tail), Around(launcher, tuple(head), nodes, world, devices, devices, parallel=True)
+        )
     argv = [word for word in tail[1:] if not (name == "deepspeed" and re.fullmatch(r"--local_rank=\$\w+", word.text))]
     return Entry(launcher, tuple(head), (), tail[0], tuple(argv), world, nodes, devices)
-
-
-def slurm_around(parsed: Parsed, around: Around) -> Around:
-    """``around`` with what Slurm options (of srun, sbatch or ``#SBATCH`` lines) say."""
-    nodes = parsed.last("nodes", "N")
-    if nodes and "-" in nodes:
-        low, _, high = nodes.partition("-")
-        nodes = low if low == high else None
-    gres = parsed.last("gres")
-    devices = _integer((parsed.last("gpus_per_node") or "").rpartition(":")[2])
-    if devices is None and gres:
-        match = re.search(r"(?:gpu|npu|dcu|mlu)[\w.-]*(?::[\w.-]+)?:(\d+)", gres)
-        devices = int(match.group(1)) if match else None
-    given_nodes, given_tasks = _integer(nodes), _integer(parsed.last("ntasks", "n"))
-    per_node = _integer(parsed.last("ntasks_per_node", "tasks_per_node"))
-    made = replace(
-        around,
-        nodes=given_nodes if nodes else around.nodes,
-        tasks=given_tasks if parsed.last("ntasks", "n") else (None if per_node or nodes else around.tasks),
-        tasks_per_node=per_node if per_node else (None if parsed.last("ntasks", "n") else around.tasks_per_node),
-        devices_per_node=devices if devices is not None else around.devices_per_node,
-    )
-    total = _integer((parsed.last("gpus", "G") or "").rpartition(":")[2])
-    if made.devices_per_node is None and total is not None:
-        made = replace(made, devices_per_node=_quotient(total, made.nodes))
-    return made
-
-
-def parse_sbatch(lines: list[str]) -> Parsed:
-    """The options of ``#SBATCH`` lines; those that are not known are passed over, as their words stand alone on a line."""
-    import shlex
-
-    parsed = Parsed()
-    for line in lines:
-        try:
-            words = shlex.split(line, comments=True)
-            found = parse_options(LAUNCHERS["sbatch"], words, lambda _: False)
-        except (ValueError, UnknownOption):
-            continue
-        for name, values in found.found.items():
-            parsed.found.setdefault(name, []).extend(values)
-        parsed.flags |= found.flags
-    return parsed
 
 
 def _slurm(name: str, words: list[Text], head: list[Text], tail: list[Text], parsed: Parsed, around: Around) -> Inside:
@@ -303,7 +244,9 @@ def _slurm(name: str, words: list[Text], head: list[Text], tail: list[Text], par
     tasks, per_node = made.tasks, made.tasks_per_node
     if tasks is None and per_node is None and made.nodes is not None:
         tasks, per_node = made.nodes, 1
-    made = replace(made, launcher="srun", argv=tuple(head), tasks=tasks, tasks_per_node=per_node, parallel=True, slurm=True)
+    made = replace(
+        made, launcher="srun", argv=tuple(head), tasks=tasks, tasks_per_node=per_node, parallel=True, slurm=True
+    )
     env = []
     exported = parsed.last("export")
     for item in (exported or "").split(","):
@@ -313,25 +256,33 @@ def _slurm(name: str, words: list[Text], head: list[Text], tail: list[Text], par
     return Inside("words", tuple(tail), made, tuple(env))
 
 
-def _mpi(name: str, head: list[Text], tail: list[Text], parsed: Parsed, around: Around,
-         environment: Callable[[str], str | None]) -> Inside:
+def _mpi(
+    name: str,
+    head: list[Text],
+    tail: list[Text],
+    parsed: Parsed,
+    around: Around,
+    environment: Callable[[str], str | None],
+) -> Inside:
     env: list[tuple[str, Text]] = []
     for item in parsed.found.get("x", []) + parsed.found.get("genv", []) + parsed.found.get("env", []):
         key, equals, value = item.partition("=")
         if equals:
             env.append((key, Text(value, head[0].where if head else "")))
-    tasks = _integer(parsed.last("np", "n", "c"))
-    per_node = _integer(parsed.last("npernode", "N", "ppn", "perhost"))
+    tasks = integer(parsed.last("np", "n", "c"))
+    per_node = integer(parsed.last("npernode", "N", "ppn", "perhost"))
     by = re.search(r"ppr:(\d+):node", parsed.last("map_by") or "")
     per_node = int(by.group(1)) if by else per_node
     hosts = parsed.last("H", "host", "hosts")
     nodes = None
     if hosts and not MARK.search(hosts):
         nodes = len({host.partition(":")[0] for host in hosts.split(",")})
-        slots = {_integer(host.partition(":")[2]) for host in hosts.split(",")}
-        per_node = per_node or (slots.pop() if len(slots) == 1 else None) or _quotient(tasks, nodes)
-    nodes = nodes or _quotient(tasks, per_node)
-    return Inside("words", tuple(tail), Around(name, tuple(head), nodes, tasks, per_node, per_node, parallel=True), tuple(env))
+        slots = {integer(host.partition(":")[2]) for host in hosts.split(",")}
+        per_node = per_node or (slots.pop() if len(slots) == 1 else None) or quotient(tasks, nodes)
+    nodes = nodes or quotient(tasks, per_node)
+    return Inside(
+        "words", tuple(tail), Around(name, tuple(head), nodes, tasks, per_node, per_node, parallel=True), tuple(env)
+    )
 
 
 def _wrapper(name: str, verb: str, tail: list[Text], parsed: Parsed, around: Around) -> Inside:
@@ -374,12 +325,12 @@ def _shell(words: list[Text], around: Around) -> Inside:
         elif re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", text):
             if pos + 1 >= len(words):
                 return Inside("none", (), around)
-            following = words[pos + 1:]
+            following = words[pos + 1 :]
             if following[0].text == "--":
                 following = following[1:]
             return Inside("code", tuple(following[1:]), around, code=following[0])
         elif text == "-s":
-            return Inside("stdin", tuple(words[pos + 1:]), around)
+            return Inside("stdin", tuple(words[pos + 1 :]), around)
         elif text == "--":
             pos += 1
             break
@@ -390,5 +341,3 @@ def _shell(words: list[Text], around: Around) -> Inside:
     if pos >= len(words):
         return Inside("stdin", (), around)
     return Inside("script", tuple(words[pos:]), around)
-
-

@@ -81,7 +81,7 @@ def _long(spec: Options, parsed: Parsed, words: list[str], pos: int) -> int:
         parsed.flags.add(name)
         return 1
     if name in spec.pairs:
-        parsed.found.setdefault(name, []).append("=".join(words[pos + 1:pos + 3]))
+        parsed.found.setdefault(name, []).append("=".join(words[pos + 1 : pos + 3]))
         return 3
     if name in spec.values or spec.all_take_values:
         parsed.found.setdefault(name, []).append(words[pos + 1] if pos + 1 < len(words) else "")
@@ -114,104 +114,218 @@ def _set(text: str) -> frozenset[str]:
 
 
 _TORCHRUN = Options(
-    values=_set("nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval start-method "
-                "event-log-handler role log-dir redirects tee local-ranks-filter node-rank master-addr master-port local-addr "
-                "logs-specs numa-binding duplicate-stdout-filters duplicate-stderr-filters signals-to-handle"),
-    flags=_set("standalone no-python run-path use-env module virtual-local-rank shutdown-after-rank-0 help"),
-    short_values="rt", short_flags="mh", abbreviates=True)
+    values=_set("""
+        nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval
+        start-method event-log-handler role log-dir redirects tee local-ranks-filter node-rank master-addr
+        master-port local-addr logs-specs numa-binding duplicate-stdout-filters duplicate-stderr-filters
+        signals-to-handle
+    """),
+    flags=_set("""
+        standalone no-python run-path use-env module virtual-local-rank shutdown-after-rank-0 help
+    """),
+    short_values="rt",
+    short_flags="mh",
+    abbreviates=True,
+)
 _SRUN = Options(
-    values=_set("account acctg-freq begin bell cluster-constraint clusters comment constraint container-image container-mounts "
-                "container-workdir container-name container-env container-save contiguous cores-per-socket core-spec cpu-bind cpu-freq cpus-per-gpu "
-                "cpus-per-task chdir deadline dependency distribution epilog error exclude gid gpu-bind gpu-freq gpus "
-                "gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input job-name jobid licenses mem mem-bind mem-per-cpu mem-per-gpu mincpus "
-                "mpi mail-type mail-user network nice nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-node ntasks-per-socket "
-                "ntasks-per-gpu open-mode output partition power priority profile prolog qos relative reservation "
-                "signal slurmd-debug sockets-per-node switches task-epilog task-prolog tasks-per-node threads-per-core threads thread-spec "
-                "time time-min tmp tres-per-task uid wait wckey export export-file het-group bcast-exclude wrap array requeue "
-                "environment container-entrypoint-log"),
-    flags=_set("exclusive overlap label unbuffered pty verbose quiet immediate no-kill kill-on-bad-exit oversubscribe overcommit "
-               "preserve-env container-writable container-readonly container-mount-home no-container-mount-home container-remap-root "
-               "no-container-remap-root no-container-entrypoint container-entrypoint multi-prog spread-job use-min-nodes whole "
-               "disable-status exact propagate interactive resv-ports hold parsable test-only "
-               "no-requeue ignore-pbs nodes-file external no-allocate"),
-    short_values="NncpAJtoewxGDCqdmirBWSTLMbM", short_flags="lukKvQOsXZEHIh")
+    values=_set("""
+        account acctg-freq begin bell cluster-constraint clusters comment constraint container-image
+        container-mounts container-workdir container-name container-env container-save contiguous
+        cores-per-socket core-spec cpu-bind cpu-freq cpus-per-gpu cpus-per-task chdir deadline dependency
+        distribution epilog error exclude gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket
+        gpus-per-task gres gres-flags hint input job-name jobid licenses mem mem-bind mem-per-cpu
+        mem-per-gpu mincpus mpi mail-type mail-user network nice nodefile nodelist nodes ntasks
+        ntasks-per-core ntasks-per-node ntasks-per-socket ntasks-per-gpu open-mode output partition power
+        priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches
+        task-epilog task-prolog tasks-per-node threads-per-core threads thread-spec time time-min tmp
+        tres-per-task uid wait wckey export export-file het-group bcast-exclude wrap array requeue
+        environment container-entrypoint-log
+    """),
+    flags=_set("""
+        exclusive overlap label unbuffered pty verbose quiet immediate no-kill kill-on-bad-exit
+        oversubscribe overcommit preserve-env container-writable container-readonly container-mount-home
+        no-container-mount-home container-remap-root no-container-remap-root no-container-entrypoint
+        container-entrypoint multi-prog spread-job use-min-nodes whole disable-status exact propagate
+        interactive resv-ports hold parsable test-only no-requeue ignore-pbs nodes-file external no-allocate
+    """),
+    short_values="NncpAJtoewxGDCqdmirBWSTLMbM",
+    short_flags="lukKvQOsXZEHIh",
+)
 _MPI = Options(
-    values=_set("np n c x npernode N ppn perhost H host hosts hostfile machinefile f map-by bind-to rank-by wdir wd output-filename prefix genvlist "
-                "envlist bootstrap iface cpu-bind depth timeout report-child-jobs-separately app rankfile rf output path tmpdir "
-                "stdin launch-agent display gpu-bind env_ mem-bind ppn hostlist exclude binding dvm-uri personality pernode_ cpu-set cpu-list "
-                "slot-list xterm ompi-server launcher launcher-exec"),
-    flags=_set("allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output merge-stderr-to-stdout v q verbose quiet "
-               "report-bindings genvall envall envnone genvnone display-map display-allocation use-hwthread-cpus prepend-rank no-vni "
-               "line-buffer l pernode report-pid bynode byslot bind-to-core bind-to-none bind-to-socket bycore bysocket "
-               "do-not-launch novm leave-session-attached enable-recovery no-transfer d"),
-    pairs=_set("mca gmca genv env omca pmca prtemca am"), short_values="nNcxHf", short_flags="vql", single_dash=True)
+    values=_set("""
+        np n c x npernode N ppn perhost H host hosts hostfile machinefile f map-by bind-to rank-by wdir wd
+        output-filename prefix genvlist envlist bootstrap iface cpu-bind depth timeout
+        report-child-jobs-separately app rankfile rf output path tmpdir stdin launch-agent display gpu-bind
+        env_ mem-bind hostlist exclude binding dvm-uri personality pernode_ cpu-set cpu-list slot-list xterm
+        ompi-server launcher launcher-exec
+    """),
+    flags=_set("""
+        allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output merge-stderr-to-stdout v
+        q verbose quiet report-bindings genvall envall envnone genvnone display-map display-allocation
+        use-hwthread-cpus prepend-rank no-vni line-buffer l pernode report-pid bynode byslot bind-to-core
+        bind-to-none bind-to-socket bycore bysocket do-not-launch novm leave-session-attached
+        enable-recovery no-transfer d
+    """),
+    pairs=_set("mca gmca genv env omca pmca prtemca am"),
+    short_values="nNcxHf",
+    short_flags="vql",
+    single_dash=True,
+)
 _DEEPSPEED = Options(
-    values=_set("hostfile include exclude num-nodes num-gpus min-elastic-nodes max-elastic-nodes master-port master-addr node-rank "
-                "launcher launcher-args autotuning bind-core-list ssh-port venv-script save-pid-file enable-each-rank-log"),
-    flags=_set("no-python no-local-rank no-ssh-check force-multi no-ssh module save-pid elastic-training bind-cores-to-rank"),
-    short_values="Hie", short_flags="")
+    values=_set("""
+        hostfile include exclude num-nodes num-gpus min-elastic-nodes max-elastic-nodes master-port
+        master-addr node-rank launcher launcher-args autotuning bind-core-list ssh-port venv-script
+        save-pid-file enable-each-rank-log
+    """),
+    flags=_set("""
+        no-python no-local-rank no-ssh-check force-multi no-ssh module save-pid elastic-training
+        bind-cores-to-rank
+    """),
+    short_values="Hie",
+    short_flags="",
+)
 _ACCELERATE = Options(
-    values=_set("config-file num-processes num-machines num-cpu-threads-per-process mixed-precision dynamo-backend dynamo-mode "
-                "machine-rank main-process-ip main-process-port main-training-function rdzv-backend rdzv-conf max-restarts "
-                "monitor-interval tee role log-dir gpu-ids deepspeed-config-file zero-stage offload-optimizer-device "
-                "offload-param-device gradient-accumulation-steps gradient-clipping zero3-init-flag zero3-save-16bit-model "
-                "deepspeed-hostfile deepspeed-multinode-launcher deepspeed-exclusion-filter deepspeed-inclusion-filter "
-                "fsdp-offload-params fsdp-min-num-params fsdp-sharding-strategy fsdp-auto-wrap-policy "
-                "fsdp-transformer-layer-cls-to-wrap fsdp-backward-prefetch fsdp-state-dict-type fsdp-version "
-                "megatron-lm-tp-degree megatron-lm-pp-degree megatron-lm-num-micro-batches megatron-lm-sequence-parallelism "
-                "megatron-lm-recompute-activations megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping same-network"),
-    flags=_set("cpu multi-gpu use-deepspeed use-fsdp use-megatron-lm debug quiet no-python module tpu mps "
-               "use-mps-device ipex use-xpu dynamo-use-fullgraph dynamo-use-dynamic enable-cpu-affinity"),
-    short_values="", short_flags="mq")
+    values=_set("""
+        config-file num-processes num-machines num-cpu-threads-per-process mixed-precision dynamo-backend
+        dynamo-mode machine-rank main-process-ip main-process-port main-training-function rdzv-backend
+        rdzv-conf max-restarts monitor-interval tee role log-dir gpu-ids deepspeed-config-file zero-stage
+        offload-optimizer-device offload-param-device gradient-accumulation-steps gradient-clipping
+        zero3-init-flag zero3-save-16bit-model deepspeed-hostfile deepspeed-multinode-launcher
+        deepspeed-exclusion-filter deepspeed-inclusion-filter fsdp-offload-params fsdp-min-num-params
+        fsdp-sharding-strategy fsdp-auto-wrap-policy fsdp-transformer-layer-cls-to-wrap
+        fsdp-backward-prefetch fsdp-state-dict-type fsdp-version megatron-lm-tp-degree megatron-lm-pp-degree
+        megatron-lm-num-micro-batches megatron-lm-sequence-parallelism megatron-lm-recompute-activations
+        megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping same-network
+    """),
+    flags=_set("""
+        cpu multi-gpu use-deepspeed use-fsdp use-megatron-lm debug quiet no-python module tpu mps
+        use-mps-device ipex use-xpu dynamo-use-fullgraph dynamo-use-dynamic enable-cpu-affinity
+    """),
+    short_values="",
+    short_flags="mq",
+)
 _MSRUN = Options(
-    values=_set("worker-num local-worker-num master-addr master-port node-rank log-dir join cluster-time-out bind-core sim-level "
-                "sim-rank-id rank-table-file worker-log-name tail-worker-log"), flags=frozenset())
+    values=_set("""
+        worker-num local-worker-num master-addr master-port node-rank log-dir join cluster-time-out
+        bind-core sim-level sim-rank-id rank-table-file worker-log-name tail-worker-log
+    """),
+    flags=frozenset(),
+)
 _DOCKER = Options(
-    values=_set("add-host annotation attach blkio-weight cap-add cap-drop cgroup-parent cidfile cpu-shares cpus cpuset-cpus cpuset-mems device dns "
-                "entrypoint env env-file expose gpus group-add health-cmd hostname ip ipc label log-driver log-opt memory memory-swap mount "
-                "name network net pid platform privileged_ publish pull restart runtime security-opt shm-size stop-signal sysctl tmpfs "
-                "ulimit user userns uts volume volumes-from workdir"),
-    flags=_set("detach init interactive privileged publish-all read-only rm tty no-healthcheck sig-proxy quiet"),
-    short_values="acehlmpuvw", short_flags="ditPq")
+    values=_set("""
+        add-host annotation attach blkio-weight cap-add cap-drop cgroup-parent cidfile cpu-shares cpus
+        cpuset-cpus cpuset-mems device dns entrypoint env env-file expose gpus group-add health-cmd hostname
+        ip ipc label log-driver log-opt memory memory-swap mount name network net pid platform privileged_
+        publish pull restart runtime security-opt shm-size stop-signal sysctl tmpfs ulimit user userns uts
+        volume volumes-from workdir
+    """),
+    flags=_set("""
+        detach init interactive privileged publish-all read-only rm tty no-healthcheck sig-proxy quiet
+    """),
+    short_values="acehlmpuvw",
+    short_flags="ditPq",
+)
 _SINGULARITY = Options(
-    values=_set("bind home pwd env env-file overlay workdir scratch app network network-args hostname security add-caps drop-caps apply-cgroups mount "
-                "cwd cuda-visible-devices nvccli_ fusemount"),
-    flags=_set("nv rocm cleanenv contain containall writable writable-tmpfs no-home pid ipc net uts userns fakeroot disable-cache "
-               "keep-privs no-privs nvccli no-mount_ compat no-init silent quiet unsquash no-umask no-eval"),
-    short_values="BHSWo", short_flags="cCeifpuw")
+    values=_set("""
+        bind home pwd env env-file overlay workdir scratch app network network-args hostname security
+        add-caps drop-caps apply-cgroups mount cwd cuda-visible-devices nvccli_ fusemount
+    """),
+    flags=_set("""
+        nv rocm cleanenv contain containall writable writable-tmpfs no-home pid ipc net uts userns fakeroot
+        disable-cache keep-privs no-privs nvccli no-mount_ compat no-init silent quiet unsquash no-umask
+        no-eval
+    """),
+    short_values="BHSWo",
+    short_flags="cCeifpuw",
+)
 _NSYS = Options(flags=_set("help"), short_values="tosbcdefghklnpqrwxyz", all_take_values=True)
 _SSH = Options(short_values="pilFoLRDbcEeIJmOQSWw", short_flags="1246AaCfGgKkMNnqsTtVvXxYy")
 _SMALL = {
-    "numactl": Options(values=_set("cpunodebind membind physcpubind interleave preferred preferred-many balancing touch"),
-                       flags=_set("localalloc all"), short_values="CNmipPw", short_flags="la"),
-    "timeout": Options(values=_set("signal kill-after"), flags=_set("foreground preserve-status verbose"), short_values="sk",
-                       short_flags="v"),
-    "time": Options(values=_set("format output"), flags=_set("portability verbose append quiet"), short_values="fo",
-                    short_flags="pvaq"),
-    "env": Options(values=_set("unset chdir"), flags=_set("ignore-environment null debug"), short_values="uC", short_flags="i0v"),
+    "numactl": Options(
+        values=_set("""
+        cpunodebind membind physcpubind interleave preferred preferred-many balancing touch
+    """),
+        flags=_set("localalloc all"),
+        short_values="CNmipPw",
+        short_flags="la",
+    ),
+    "timeout": Options(
+        values=_set("signal kill-after"),
+        flags=_set("foreground preserve-status verbose"),
+        short_values="sk",
+        short_flags="v",
+    ),
+    "time": Options(
+        values=_set("format output"),
+        flags=_set("portability verbose append quiet"),
+        short_values="fo",
+        short_flags="pvaq",
+    ),
+    "env": Options(
+        values=_set("unset chdir"), flags=_set("ignore-environment null debug"), short_values="uC", short_flags="i0v"
+    ),
     "exec": Options(short_values="a", short_flags="cl"),
-    "sudo": Options(values=_set("user group chdir host prompt"), flags=_set("preserve-env set-home non-interactive login stdin"),
-                    short_values="ugChpD", short_flags="EHnAbikPSs"),
+    "sudo": Options(
+        values=_set("user group chdir host prompt"),
+        flags=_set("preserve-env set-home non-interactive login stdin"),
+        short_values="ugChpD",
+        short_flags="EHnAbikPSs",
+    ),
     "nice": Options(values=_set("adjustment"), short_values="n", short_flags="0123456789"),
     "ionice": Options(values=_set("class classdata"), short_values="cn", short_flags="t"),
     "taskset": Options(flags=_set("all-tasks cpu-list"), short_flags="ac"),
     "stdbuf": Options(values=_set("input output error"), short_values="ioe"),
     "setsid": Options(flags=_set("ctty fork wait"), short_flags="cfw"),
-    "nohup": Options(), "command": Options(short_flags="p"), "builtin": Options(), "unbuffer": Options(short_flags="p"),
+    "nohup": Options(),
+    "command": Options(short_flags="p"),
+    "builtin": Options(),
+    "unbuffer": Options(short_flags="p"),
     "catchsegv": Options(),
-    "uv": Options(values=_set("with extra group python directory project env-file package index-url with-requirements"),
-                  flags=_set("no-sync frozen locked active isolated no-project all-extras no-dev offline quiet verbose"),
-                  short_values="p", short_flags="qv"),
-    "ray": Options(values=_set("address working-dir runtime-env runtime-env-json submission-id job-id entrypoint-num-cpus "
-                               "entrypoint-num-gpus entrypoint-resources entrypoint-memory metadata-json headers verify log-style log-color"),
-                   flags=_set("no-wait verbose"), short_flags="v"),
-    "conda": Options(values=_set("name prefix cwd"), flags=_set("no-capture-output live-stream verbose"), short_values="np", short_flags="v"),
+    "uv": Options(
+        values=_set("""
+        with extra group python directory project env-file package index-url with-requirements
+    """),
+        flags=_set("""
+        no-sync frozen locked active isolated no-project all-extras no-dev offline quiet verbose
+    """),
+        short_values="p",
+        short_flags="qv",
+    ),
+    "ray": Options(
+        values=_set("""
+        address working-dir runtime-env runtime-env-json submission-id job-id entrypoint-num-cpus
+        entrypoint-num-gpus entrypoint-resources entrypoint-memory metadata-json headers verify log-style
+        log-color
+    """),
+        flags=_set("no-wait verbose"),
+        short_flags="v",
+    ),
+    "conda": Options(
+        values=_set("name prefix cwd"),
+        flags=_set("no-capture-output live-stream verbose"),
+        short_values="np",
+        short_flags="v",
+    ),
     "pdsh": Options(values=frozenset(), short_values="wfxRlutg", short_flags="SNvab"),
     "enroot": Options(values=_set("mount env conf rc"), flags=_set("root rw"), short_values="mec", short_flags="rw"),
 }
 
 LAUNCHERS: dict[str, Options] = {
-    "torchrun": _TORCHRUN, "srun": _SRUN, "sbatch": _SRUN, "mpirun": _MPI, "mpiexec": _MPI, "mpiexec.hydra": _MPI, "orterun": _MPI,
-    "deepspeed": _DEEPSPEED, "accelerate": _ACCELERATE, "msrun": _MSRUN, "docker": _DOCKER, "podman": _DOCKER,
-    "singularity": _SINGULARITY, "apptainer": _SINGULARITY, "nsys": _NSYS, "ssh": _SSH, **_SMALL,
+    "torchrun": _TORCHRUN,
+    "srun": _SRUN,
+    "sbatch": _SRUN,
+    "mpirun": _MPI,
+    "mpiexec": _MPI,
+    "mpiexec.hydra": _MPI,
+    "orterun": _MPI,
+    "deepspeed": _DEEPSPEED,
+    "accelerate": _ACCELERATE,
+    "msrun": _MSRUN,
+    "docker": _DOCKER,
+    "podman": _DOCKER,
+    "singularity": _SINGULARITY,
+    "apptainer": _SINGULARITY,
+    "nsys": _NSYS,
+    "ssh": _SSH,
+    **_SMALL,
 }

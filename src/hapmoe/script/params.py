@@ -85,7 +85,7 @@ def _keys(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece
     if var.mark:
         return [_one(shell.world.marks.derive(var.mark, "", part.source, where, single=False), where, quoted)]
     items = var.items if var.items is not None else ({} if var.value is None else {0: var.value})
-    keys = list(items) if var.assoc else sorted(items)  # type: ignore[type-var]
+    keys = list(items) if var.assoc else sorted(items)
     return _separated([Text(str(key), where) for key in keys], str(part.index), where, quoted, shell)
 
 
@@ -93,7 +93,9 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
     values, mark = elements(shell, part.name)
     if mark:
         if part.length:
-            return [_one(shell.world.marks.derive(mark, "", part.source, where, single=True, nonempty=True), where, quoted)]
+            return [
+                _one(shell.world.marks.derive(mark, "", part.source, where, single=True, nonempty=True), where, quoted)
+            ]
         return [("quoted" if quoted and many == "*" else "expanded", mark, where)]
     if part.length:
         return [_one(str(len(values)), where, quoted)]
@@ -116,14 +118,14 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
 
 
 def _separated(values: list[Text], many: str, where: str, quoted: bool, shell: Shell) -> list[_Piece]:
+    ifs = scalar(shell, "IFS") if many == "*" else None
+    separator = ifs.text[:1] if ifs else " "
     if quoted and many == "*":
-        ifs = scalar(shell, "IFS")
-        separator = (ifs.text[:1] if ifs else " ")
         return [("quoted", separator.join(value.text for value in values), where)]
     out: list[_Piece] = []
     for place, value in enumerate(values):
         if place:
-            out.append(("break", "", where))
+            out.append(("break", separator, where))
         out.append(_one(value.text, value.where or where, quoted))
     return out
 
@@ -135,11 +137,18 @@ def _slice(shell: Shell, part: Param, values: list[Text], where: str) -> list[Te
         raise InputError(f"{part.source} depends on a value that is not known", where=where)
     if part.name in ("@", "*"):
         values = [Text(shell.state.zero, where), *values]
+        top = len(values)
+    else:
+        found = shell.state.find(resolve(shell, part.name)[0])
+        keys = sorted(found[1].items) if found and found[1].items and not found[1].assoc else []
+        top = int(keys[-1]) + 1 if keys else len(values)
     if start < 0:
-        start += len(values)
+        start += top
         if start < 0:
             return []
-    return values[start:] if count is None else values[start:start + max(count, 0)]
+    if part.name not in ("@", "*") and keys:
+        start = sum(int(key) < start for key in keys)
+    return values[start:] if count is None else values[start : start + max(count, 0)]
 
 
 def _plain(shell: Shell, parts: tuple[Part, ...] | None, where: str) -> str:
@@ -175,10 +184,12 @@ def _substituted(shell: Shell, part: Param, value: Text | None, where: str, *, q
     if kind == "?":
         message = _plain(shell, part.arg, where) or "not set"
         name = f"argument {part.name}" if part.name.isdigit() else f"--env {part.name}=VALUE"
-        raise InputError(f"{part.name} must be given ({MARK.sub('?', message)})", where=shell.where(), hint=f"give {name}")
+        raise InputError(
+            f"{part.name} must be given ({MARK.sub('?', message)})", where=shell.where(), hint=f"give {name}"
+        )
     pieces = _argument(shell, part, where, quoted=quoted)
     if kind == "=":
-        text = "".join(" " if piece[0] == "break" else piece[1] for piece in pieces)
+        text = "".join(piece[1] for piece in pieces)
         assign(shell, part.name, part.index, Text(text, where))
         held = scalar(shell, part.name, part.index)
         return [_one(held.text if held else "", where, quoted)]
@@ -189,7 +200,7 @@ def _argument(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_P
     got = words.fragments(shell, words.with_tilde(shell, part.arg), where, quoted=quoted, split=not quoted)
     if quoted and not got:
         return [("quoted", "", where)]
-    return [tuple(each) for each in got]
+    return [(each.kind, each.text, each.where) for each in got]
 
 
 def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
@@ -199,8 +210,10 @@ def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
     if op == ":":
         return _substring(shell, part, text, where)
     if op[0] in "#%/^,":
-        pattern = "".join(escape(each.text) if each.kind == "quoted" else each.text
-                          for each in words.fragments(shell, part.arg, where))
+        pattern = "".join(
+            escape(each.text) if each.kind == "quoted" else each.text
+            for each in words.fragments(shell, part.arg, where)
+        )
         if MARK.search(pattern):
             return shell.world.marks.derive(pattern, "", part.source, where)
         if op[0] == "#":
@@ -209,13 +222,25 @@ def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
             return strip_suffix(text, pattern, longest=op == "%%")
         if op[0] in "^,":
             return _cased(text, op, pattern)
-        by = "".join(each.text for each in words.fragments(shell, part.second or (), where))
+        pieces = words.fragments(shell, part.second or (), where)
+        by = "".join(each.text for each in pieces)
+        if any("&" in each.text for each in pieces if each.kind != "quoted"):
+            return shell.world.marks.mark(
+                Unknown(
+                    f"{part.source}: & in a replacement differs between versions of bash",
+                    part.source,
+                    where,
+                    nonempty=False,
+                )
+            )
         return substitute(text, pattern, by, op)
     if op in ("@U", "@L", "@u"):
         return {"@U": text.upper(), "@L": text.lower(), "@u": text[:1].upper() + text[1:]}[op]
     if op == "@Q":
         return "'" + text.replace("'", "'\\''") + "'"
-    return shell.world.marks.mark(Unknown(f"the expansion {part.source}", part.source, where, single=False, nonempty=False))
+    return shell.world.marks.mark(
+        Unknown(f"the expansion {part.source}", part.source, where, single=False, nonempty=False)
+    )
 
 
 def _cased(text: str, op: str, pattern: str) -> str:
@@ -241,7 +266,7 @@ def _substring(shell: Shell, part: Param, text: str, where: str) -> str:
             return ""
     if count is None:
         return text[start:]
-    return text[start:len(text) + count] if count < 0 else text[start:start + count]
+    return text[start : len(text) + count] if count < 0 else text[start : start + count]
 
 
 def _on_unknown(shell: Shell, part: Param, text: str, where: str) -> str:

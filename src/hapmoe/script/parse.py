@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .scan import Scanner
+from .parse_lines import RESERVED
+from .parse_tests import Conditions
 from .syntax import (
     AndOr,
     ArithCommand,
@@ -19,7 +20,6 @@ from .syntax import (
     Group,
     If,
     Item,
-    Literal,
     Node,
     Pipeline,
     Program,
@@ -27,33 +27,21 @@ from .syntax import (
     Redirected,
     Simple,
     Subshell,
-    Test,
     While,
     Word,
 )
 
 __all__ = ["Parser"]
 
-_BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
-_COMMENT = re.compile(r"#[^\n]*")
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?=|\[)", re.ASCII)
-_RESERVED = re.compile(
-    r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|time|in|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
-)
 _FUNCTION = re.compile(r"([^\s;&|<>()$'\"`=#\\{}]+)[ \t]*\([ \t]*\)")
 _REDIRECT = re.compile(r"(\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|<&|<|>>|>&|>\||&>>|&>|>)(?!\()")
 _DECLARE = frozenset(("declare", "local", "export", "readonly", "typeset"))
 _ENDERS = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
-_UNARY = re.compile(r"-[a-zA-Z](?=[\s])")
-_BINARY = re.compile(r"(==|=~|!=|=|<|>|-eq|-ne|-lt|-le|-gt|-ge|-nt|-ot|-ef)(?=[\s])|[<>]")
 
 
-class Parser(Scanner):
+class Parser(Conditions):
     """Commands of a script."""
-
-    def __init__(self, text: str, file: str, first_line: int = 1, depth: int = 0) -> None:
-        super().__init__(text, file, first_line, depth)
-        self._heredocs: list[tuple[Redirect, bool]] = []
 
     def commands(self) -> Iterator[Item]:
         """Complete commands one by one; an error in the text is raised when it is reached, as in bash."""
@@ -65,52 +53,6 @@ class Parser(Scanner):
 
     def program(self) -> Program:
         return tuple(self.commands())
-
-    # -- space ----------------------------------------------------------------------------------------------------
-
-    def _blanks(self) -> None:
-        match = _BLANK.match(self.text, self.pos)
-        if match:
-            self.pos = match.end()
-        if self.peek("#"):
-            comment = _COMMENT.match(self.text, self.pos)
-            assert comment
-            self.pos = comment.end()
-
-    def _newline(self) -> None:
-        self.pos += 1
-        pending, self._heredocs = self._heredocs, []
-        for redirect, strip in pending:
-            self._heredoc_body(redirect, strip)
-
-    def _newlines_and_blanks(self) -> None:
-        while True:
-            self._blanks()
-            if not self.peek("\n"):
-                return
-            self._newline()
-
-    def _heredoc_body(self, redirect: Redirect, strip: bool) -> None:
-        quoted = any(part != Literal(getattr(part, "text", "")) for part in redirect.target.parts)
-        stop = "".join(getattr(part, "text", "") or "".join(getattr(p, "text", "") for p in getattr(part, "parts", ()))
-                       for part in redirect.target.parts)
-        line = self.line()
-        rows: list[str] = []
-        while self.pos < self.end:
-            close = self.text.find("\n", self.pos)
-            close = self.end if close < 0 else close
-            row = self.text[self.pos:close]
-            self.pos = min(close + 1, self.end)
-            row = row.lstrip("\t") if strip else row
-            if row == stop:
-                break
-            rows.append(row + "\n")
-        body = "".join(rows)
-        if quoted:
-            redirect.target = Word((Literal(body, quoted=True),), "", line)
-        else:
-            inner = Parser(body, self.file, line, self.depth + 1)
-            redirect.target = Word(tuple(inner.quoted_parts("")), "", line)
 
     # -- lists ----------------------------------------------------------------------------------------------------
 
@@ -135,10 +77,10 @@ class Parser(Scanner):
         if self.peek("&") and not self.peek("&&"):
             background = True
             self.pos += 1
-        elif self.peek(";") and not self.peek(";;"):
+        elif self.peek(";") and not self.peek(";;") and not self.peek(";&"):
             self.pos += 1
         elif self.pos < self.end and self.text[self.pos] not in "\n);":
-            raise self.fail(f"syntax error near {self.text[self.pos:self.pos + 20].split()[0]!r}")
+            raise self.fail(f"syntax error near {self.text[self.pos : self.pos + 20].split()[0]!r}")
         return Item(node, background, line)
 
     def _body(self, *enders: str) -> Program:
@@ -152,24 +94,11 @@ class Parser(Scanner):
                 raise self.fail(f"the end of the file stands before {' or '.join(enders)}", line)
             if self._at(*enders):
                 break
-            if self._at(*_ENDERS) or self.peek(")") or self.peek(";;"):
-                raise self.fail(f"syntax error near {self.text[self.pos:self.pos + 20].split()[0]!r}")
+            if self._at(*_ENDERS) or self.peek(")") or self.peek(";;") or self.peek(";&"):
+                raise self.fail(f"syntax error near {self.text[self.pos : self.pos + 20].split()[0]!r}")
             items.append(self._item())
         self.depth -= 1
         return tuple(items)
-
-    def _at(self, *enders: str) -> bool:
-        match = _RESERVED.match(self.text, self.pos)
-        if match and match.group() in enders:
-            return True
-        return any(ender in (")", ";;", ";&", ";;&") and self.peek(ender) for ender in enders)
-
-    def _expect(self, word: str) -> None:
-        self._newlines_and_blanks()
-        if not self.peek(word):
-            found = (self.text[self.pos:self.pos + 20].split() or ["the end"])[0]
-            raise self.fail(f"{word!r} is missing before {found!r}")
-        self.pos += len(word)
 
     def commands_until_paren(self, line: int) -> Program:
         outer, self._heredocs = self._heredocs, []
@@ -186,7 +115,7 @@ class Parser(Scanner):
             self._blanks()
             if not (self.peek("&&") or self.peek("||")):
                 break
-            op = self.text[self.pos:self.pos + 2]
+            op = self.text[self.pos : self.pos + 2]
             self.pos += 2
             self._newlines_and_blanks()
             rest.append((op, self._pipeline()))
@@ -231,14 +160,14 @@ class Parser(Scanner):
         if self.peek("(("):
             close = self.matching_parens(self.pos + 2)
             if close is not None:
-                inner = self.text[self.pos + 2:close]
+                inner = self.text[self.pos + 2 : close]
                 node = ArithCommand(Word(self._sub_parts(inner), inner, line), line)
                 self.pos = close + 2
                 return node
         if self.peek("("):
             self.pos += 1
             return Subshell(self.commands_until_paren(line), line)
-        match = _RESERVED.match(self.text, self.pos)
+        match = RESERVED.match(self.text, self.pos)
         word = match.group() if match else ""
         if word in ("if", "while", "until", "for", "select", "case", "function", "{", "[["):
             self.pos += len(word)
@@ -322,7 +251,7 @@ class Parser(Scanner):
         self._blanks()
         if self.peek("(("):
             close = self.matching_parens(self.pos + 2)
-            pieces = self.text[self.pos + 2:close].split(";") if close else []
+            pieces = self.text[self.pos + 2 : close].split(";") if close else []
             if close is None or len(pieces) != 3:
                 raise self.fail("a bad for (( ; ; ))")
             words = [Word(self._sub_parts(piece), piece, line) for piece in pieces]
@@ -387,7 +316,10 @@ class Parser(Scanner):
             if not words or declares:
                 assign = self._assignment()
                 if assign:
-                    (words if words else assigns).append(assign)  # type: ignore[arg-type]
+                    if words:
+                        words.append(assign)
+                    else:
+                        assigns.append(assign)
                     continue
             word = self.word()
             if word is None:
@@ -395,7 +327,7 @@ class Parser(Scanner):
             words.append(word)
             declares = declares or (len(words) <= 2 and word.source in _DECLARE)
         if not (assigns or words or redirects):
-            found = self.text[self.pos:self.pos + 2].strip()
+            found = self.text[self.pos : self.pos + 2].strip()
             raise self.fail(f"syntax error near {found!r}" if found else "a command is missing")
         if self.peek("(") and words:
             raise self.fail("syntax error near '('")
@@ -439,12 +371,9 @@ class Parser(Scanner):
                 self.pos = start
                 return None
             self.pos += len(op)
-        value: Word | ArrayLiteral
-        if self.peek("(") and index is None:
-            value = self._array()
-        else:
-            value = self.word() or Word((), "", line)
-        return Assign(match.group(1), index, op == "+=", value, line, self.text[start:self.pos])
+        array = self.peek("(") and index is None
+        value: Word | ArrayLiteral = self._array() if array else self.word() or Word((), "", line)
+        return Assign(match.group(1), index, op == "+=", value, line, self.text[start : self.pos])
 
     def _array(self) -> ArrayLiteral:
         line = self.line()
@@ -470,78 +399,3 @@ class Parser(Scanner):
             if word is None:
                 raise self.fail(f"syntax error near {self.text[self.pos]!r} in an array")
             elements.append((key, append, word))
-
-    # -- [[ ]] ----------------------------------------------------------------------------------------------------
-
-    def _test_or(self) -> Test:
-        left = self._test_and()
-        self._newlines_and_blanks()
-        while self.peek("||"):
-            self.pos += 2
-            left = Test("or", tests=(left, self._test_and()))
-            self._newlines_and_blanks()
-        return left
-
-    def _test_and(self) -> Test:
-        left = self._test_not()
-        self._newlines_and_blanks()
-        while self.peek("&&"):
-            self.pos += 2
-            left = Test("and", tests=(left, self._test_not()))
-            self._newlines_and_blanks()
-        return left
-
-    def _test_not(self) -> Test:
-        self._newlines_and_blanks()
-        if self._at("!"):
-            self.pos += 1
-            return Test("not", tests=(self._test_not(),))
-        if self.peek("("):
-            self.pos += 1
-            inner = self._test_or()
-            self._expect(")")
-            return inner
-        unary = _UNARY.match(self.text, self.pos)
-        if unary:
-            start = self.pos
-            self.pos = unary.end()
-            self._blanks()
-            if not self.peek("]]") and not _BINARY.match(self.text, self.pos):
-                return Test(unary.group(), (self._test_word(),))
-            self.pos = start
-        left = self._test_word()
-        self._newlines_and_blanks()
-        binary = _BINARY.match(self.text, self.pos)
-        if not binary:
-            return Test("word", (left,))
-        self.pos = binary.end()
-        self._blanks()
-        right = self._regex() if binary.group() == "=~" else self._test_word()
-        return Test(binary.group(), (left, right))
-
-    def _test_word(self) -> Word:
-        word = self.word(extglob=True)
-        if word is None:
-            raise self.fail("a [[ ]] expression is not complete")
-        return word
-
-    def _regex(self) -> Word:
-        """The word after ``=~``: parentheses, bars and angles are part of it, and blanks inside parentheses."""
-        start, level = self.pos, 0
-        parts: list[object] = []
-        word_parts = []
-        while self.pos < self.end:
-            char = self.text[self.pos]
-            if char in "(|)<>;&" or (level and char in " \t"):
-                if char == ")" and level == 0:
-                    break
-                level += (char == "(") - (char == ")")
-                word_parts.append(Literal(char))
-                self.pos += 1
-                continue
-            before = self.pos
-            word_parts += self.parts_until(frozenset(" \t\n;&|<>()"))
-            if self.pos == before:
-                break
-        del parts
-        return Word(tuple(word_parts), self.text[start:self.pos], self.line(start))

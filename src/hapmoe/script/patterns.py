@@ -5,13 +5,37 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["escape", "regex_of", "strip_prefix", "strip_suffix", "substitute", "translate", "translate_ere"]
+from hapmoe.errors import InputError
+
+__all__ = [
+    "escape",
+    "matches",
+    "regex_of",
+    "slow_ere",
+    "strip_prefix",
+    "strip_suffix",
+    "substitute",
+    "translate",
+    "translate_ere",
+]
 
 _CLASSES = {
-    "alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "space": r"\s", "upper": "A-Z", "lower": "a-z", "blank": r" \t",
-    "punct": r"!-/:-@\[-`{-~", "xdigit": "0-9A-Fa-f", "word": r"\w", "cntrl": r"\x00-\x1f", "print": r"\x20-\x7e",
+    "alpha": "a-zA-Z",
+    "digit": "0-9",
+    "alnum": "a-zA-Z0-9",
+    "space": r"\s",
+    "upper": "A-Z",
+    "lower": "a-z",
+    "blank": r" \t",
+    "punct": r"!-/:-@\[-`{-~",
+    "xdigit": "0-9A-Fa-f",
+    "word": r"\w",
+    "cntrl": r"\x00-\x1f",
+    "print": r"\x20-\x7e",
     "graph": r"\x21-\x7e",
 }
+
+_EXTENDED = re.compile(r"[?*+@!]\(")
 
 
 def escape(text: str) -> str:
@@ -20,31 +44,58 @@ def escape(text: str) -> str:
 
 
 @lru_cache(maxsize=2000)
-def translate(pattern: str) -> str:
+def translate(pattern: str, *, lazy: bool = False) -> str:
     """A shell pattern (extended globs included) as a Python regular expression, not anchored."""
-    out, pos = _translate(pattern, 0, "")
-    del pos
-    return out
+    return "".join(_translate(pattern, 0, "", lazy=lazy)[0])
 
 
+@lru_cache(maxsize=2000)
 def regex_of(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(pattern), re.DOTALL)
+    """For ``fullmatch``. Between two stars the first match is as good as any, so nothing is tried twice."""
+    pieces, _ = _translate(pattern, 0, "", lazy=False)
+    if _EXTENDED.search(pattern):
+        return re.compile("".join(pieces), re.DOTALL)
+    runs: list[list[str]] = [[]]
+    for piece in pieces:
+        if piece == ".*":
+            runs.append([])
+        else:
+            runs[-1].append(piece)
+    if len(runs) < 3:
+        return re.compile("".join(pieces), re.DOTALL)
+    middle = "".join("(?>.*?" + "".join(run) + ")" for run in runs[1:-1])
+    return re.compile("".join(runs[0]) + middle + ".*" + "".join(runs[-1]), re.DOTALL)
 
 
-def _translate(pattern: str, pos: int, stop: str) -> tuple[str, int]:
+def matches(text: str, pattern: str) -> bool:
+    """Whether all of ``text`` matches."""
+    _bounded(text, pattern)
+    return regex_of(pattern).fullmatch(text) is not None
+
+
+def _bounded(text: str, pattern: str) -> None:
+    """Refuse what a backtracking matcher could take for ever on."""
+    if _EXTENDED.search(pattern) and (len(text) > 1000 or re.search(r"[+*]\(.*[+*]\(", pattern)):
+        raise InputError("a nested or long extended pattern is not followed")
+    if len(text) > 20_000 and "*" in pattern:
+        raise InputError("a pattern is matched against a very long value")
+
+
+def _translate(pattern: str, pos: int, stop: str, *, lazy: bool) -> tuple[list[str], int]:
     out: list[str] = []
+    star = ".*?" if lazy else ".*"
     while pos < len(pattern):
         char = pattern[pos]
         if stop and char in stop:
-            return "".join(out), pos
+            return out, pos
         if char in "?*+@!" and pattern.startswith("(", pos + 1) and ")" in pattern[pos:]:
             piece, pos = _group(pattern, pos)
             out.append(piece)
             continue
         pos += 1
         if char == "*":
-            if not out or out[-1] != ".*":
-                out.append(".*")
+            if not out or out[-1] != star:
+                out.append(star)
         elif char == "?":
             out.append(".")
         elif char == "[":
@@ -55,7 +106,7 @@ def _translate(pattern: str, pos: int, stop: str) -> tuple[str, int]:
             pos += 1
         else:
             out.append(re.escape(char))
-    return "".join(out), pos
+    return out, pos
 
 
 def _group(pattern: str, pos: int) -> tuple[str, int]:
@@ -63,8 +114,8 @@ def _group(pattern: str, pos: int) -> tuple[str, int]:
     pos += 2
     options = []
     while True:
-        piece, pos = _translate(pattern, pos, "|)")
-        options.append(piece)
+        pieces, pos = _translate(pattern, pos, "|)", lazy=False)
+        options.append("".join(pieces))
         if pos >= len(pattern) or pattern[pos] == ")":
             pos += 1
             break
@@ -79,7 +130,7 @@ def _group(pattern: str, pos: int) -> tuple[str, int]:
 def _bracket(pattern: str, pos: int) -> tuple[str, int]:
     """A bracket expression; ``pos`` is behind the ``[``. Without its end the bracket is an ordinary character."""
     start, negated = pos, False
-    if pattern[pos:pos + 1] in ("!", "^"):
+    if pattern[pos : pos + 1] in ("!", "^"):
         negated = True
         pos += 1
     out: list[str] = []
@@ -105,44 +156,75 @@ def _bracket(pattern: str, pos: int) -> tuple[str, int]:
 
 def translate_ere(pattern: str) -> str:
     """A POSIX extended regular expression as a Python one (back references and collation are not covered)."""
+
     def brackets(match: re.Match[str]) -> str:
         return "[" + re.sub(r"\[:(\w+):\]", lambda m: _CLASSES.get(m.group(1), ""), match.group(1)) + "]"
 
     return re.sub(r"\[(\^?\]?(?:\[:\w+:\]|[^\]])*)\]", brackets, pattern)
 
 
+def slow_ere(pattern: str, text: str) -> bool:
+    """Whether a backtracking matcher might take for ever: a repeated group that itself repeats or chooses."""
+    return len(text) > 24 and bool(re.search(r"\([^()]*[+*|{][^()]*\)[+*{]|\)\)[+*{]", pattern))
+
+
 def strip_prefix(text: str, pattern: str, *, longest: bool) -> str:
-    regex = regex_of(pattern)
-    for end in (range(len(text), -1, -1) if longest else range(len(text) + 1)):
-        if regex.fullmatch(text, 0, end):
-            return text[end:]
-    return text
+    _bounded(text, pattern)
+    if _EXTENDED.search(pattern):
+        regex = regex_of(pattern)
+        for end in range(len(text), -1, -1) if longest else range(len(text) + 1):
+            if regex.fullmatch(text, 0, end):
+                return text[end:]
+        return text
+    match = re.compile(translate(pattern, lazy=not longest), re.DOTALL).match(text)
+    return text[match.end() :] if match else text
 
 
 def strip_suffix(text: str, pattern: str, *, longest: bool) -> str:
+    _bounded(text, pattern)
     regex = regex_of(pattern)
-    for start in (range(len(text) + 1) if longest else range(len(text), -1, -1)):
+    if "*" not in pattern and not _EXTENDED.search(pattern):
+        start = len(text) - _width(pattern)
+        return text[:start] if start >= 0 and regex.fullmatch(text, start) else text
+    for start in range(len(text) + 1) if longest else range(len(text), -1, -1):
         if regex.fullmatch(text, start):
             return text[:start]
     return text
 
 
+def _width(pattern: str) -> int:
+    """How many characters a pattern without stars matches."""
+    return len(_translate(pattern, 0, "", lazy=False)[0])
+
+
 def substitute(text: str, pattern: str, by: str, op: str) -> str:
     """``${text/pattern/by}`` and its variants ``//``, ``/#``, ``/%``: the longest match at the leftmost place."""
-    regex = regex_of(pattern)
+    _bounded(text, pattern)
+    extended = bool(_EXTENDED.search(pattern))
+    greedy = re.compile(translate(pattern), re.DOTALL)
+    if op == "/%":
+        kept = strip_suffix(text, pattern, longest=True)
+        return kept + by if len(kept) < len(text) else text
+
+    def end_of_match(pos: int) -> int | None:
+        if not extended:
+            match = greedy.match(text, pos)
+            return match.end() if match and match.end() > pos else None
+        return next((end for end in range(len(text), pos, -1) if greedy.fullmatch(text, pos, end)), None)
+
+    if op == "/#":
+        end = end_of_match(0)
+        return by + text[end:] if end is not None else text
     out: list[str] = []
     pos = 0
-    while pos <= len(text):
-        ends = [end for end in range(len(text), pos, -1) if regex.fullmatch(text, pos, end)]
-        anchored = [end for end in ends if end == len(text)] if op == "/%" else ends
-        if anchored:
-            out.append(by)
-            pos = anchored[0]
-            if op != "//":
-                break
+    while pos < len(text):
+        end = end_of_match(pos)
+        if end is None:
+            out.append(text[pos])
+            pos += 1
             continue
-        if op == "/#":
+        out.append(by)
+        pos = end
+        if op == "/":
             break
-        out.append(text[pos:pos + 1])
-        pos += 1
     return "".join(out) + text[pos:]

@@ -14,7 +14,7 @@ from .control import Control, bounded
 from .files import source_of
 from .inputs import read_text
 from .interpret import Shell
-from .launchers import Around, parse_sbatch, slurm_around, training_score
+from .launched import Around, parse_sbatch, slurm_around, training_score
 from .state import Launch, State, Var, World
 from .values import MARK, Invocation, Text, Token, Unknown, holds_secret, is_secret_flag, is_secret_name
 from .variables import secret
@@ -34,12 +34,16 @@ def read_script(path: str | Path, args: Sequence[str] = (), env: Mapping[str, st
         raise InputError("the script is empty", where=str(path), hint=_NOT_HERE)
     shebang = text.split("\n", 1)[0]
     if str(path).endswith(".py") or (shebang.startswith("#!") and "sh" not in shebang):
-        raise InputError("is not a shell script", where=str(path), hint="give the launch script, or `-- torchrun ... pretrain_gpt.py ...`")
+        raise InputError(
+            "is not a shell script",
+            where=str(path),
+            hint="give the launch script, or `-- torchrun ... pretrain_gpt.py ...`",
+        )
     return _read(text, str(path), args, env, folder=Path(path).parent)
 
 
 def read_command(words: Sequence[str], env: Mapping[str, str] | None = None) -> Invocation:
-    """The training launch of a command given as words, e.g. ``["torchrun", "--nproc-per-node", "8", "pretrain_gpt.py"]``."""
+    """The training launch of a command given as words, e.g. ``["torchrun", "pretrain_gpt.py", "--fp16"]``."""
     if not words:
         raise InputError("no command", where="command line")
     return _read(" ".join(shlex.quote(word) for word in words), "command line", (), env, folder=Path.cwd())
@@ -59,7 +63,7 @@ def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | No
         if not re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
             raise InputError(f"{key!r} is not the name of an environment variable", where="environment")
         state.scopes[0][key] = Var(value=secret(shell, key, Text(value, "environment")), exported=True)
-    lines = [line[len("#SBATCH"):] for line in text.split("\n") if line.startswith("#SBATCH")]
+    lines = [line[len("#SBATCH") :] for line in text.split("\n") if line.startswith("#SBATCH")]
     if lines:
         shell.around = slurm_around(parse_sbatch(lines), Around(slurm=True))
     _run(shell, text, name)
@@ -91,8 +95,11 @@ def _chosen(shell: Shell, name: str) -> Invocation:
         places = ", ".join(dict.fromkeys(launch.where for launch in different.values()))
         guards = list(dict.fromkeys(guard for launch in different.values() for guard in launch.guards))
         why = f", depending on the condition at {guards[0]}" if guards else ""
-        raise InputError(f"{len(different)} launches differ in their arguments{why} ({places})", where=name,
-                         hint="make the script start one training, or give the command itself after --")
+        raise InputError(
+            f"{len(different)} launches differ in their arguments{why} ({places})",
+            where=name,
+            hint="make the script start one training, or give the command itself after --",
+        )
     return _invocation(shell, name, candidates[-1])
 
 
@@ -108,11 +115,17 @@ def _settled(shell: Shell, launch: Launch) -> None:
         for unknown in shell.world.marks.of(word.text):
             flag = _flag_of(words, place)
             if unknown.branch:
-                raise InputError(f"{flag} of the training depends on this condition, which is not known", where=unknown.branch,
-                                 hint="give what it tests with --env NAME=VALUE or as an argument, or settle it in the script")
+                raise InputError(
+                    f"{flag} of the training depends on this condition, which is not known",
+                    where=unknown.branch,
+                    hint="give what it tests with --env NAME=VALUE or as an argument, or settle it in the script",
+                )
             if unknown.spread and not _is_value(words, place):
-                raise InputError(f"arguments of the training are not known: {unknown.why}", where=word.where or launch.where,
-                                 hint="write them into the script, or give them with --env NAME=VALUE")
+                raise InputError(
+                    f"arguments of the training are not known: {unknown.why}",
+                    where=word.where or launch.where,
+                    hint="write them into the script, or give them with --env NAME=VALUE",
+                )
 
 
 def _flag_of(words: tuple[Text, ...], place: int) -> str:
@@ -120,7 +133,13 @@ def _flag_of(words: tuple[Text, ...], place: int) -> str:
     if own.startswith("--") and not MARK.search(own):
         return own
     before = words[place - 1].text if place else ""
-    return before if before.startswith("--") and not MARK.search(before) else "the entry" if place == 0 else f"argument {place}"
+    return (
+        before
+        if before.startswith("--") and not MARK.search(before)
+        else "the entry"
+        if place == 0
+        else f"argument {place}"
+    )
 
 
 def _is_value(words: tuple[Text, ...], place: int) -> bool:
@@ -151,9 +170,13 @@ def _tokens(shell: Shell, words: tuple[Text, ...]) -> tuple[Token, ...]:
     before = ""
     for word in words:
         flag, equals, _ = word.text.partition("=")
-        if (equals and is_secret_flag(flag)) or (is_secret_flag(before) and "=" not in before and not word.text.startswith("--")):
+        if (equals and is_secret_flag(flag)) or (
+            is_secret_flag(before) and "=" not in before and not word.text.startswith("--")
+        ):
             known = not MARK.search(word.text)
-            out.append(Token(None, "secret, referred to by name", "" if known else _token(shell, word).source, word.where))
+            out.append(
+                Token(None, "secret, referred to by name", "" if known else _token(shell, word).source, word.where)
+            )
         else:
             out.append(_token(shell, word))
         before = word.text

@@ -63,5 +63,3 @@ def _input(shell: Shell, redirect: Redirect) -> str | None:
     elif name and text is None and name.startswith("/"):
         return None
     return text
-
-

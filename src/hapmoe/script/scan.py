@@ -60,7 +60,7 @@ class Scanner:
         parts = self.parts_until(_META, extglob=extglob)
         if self.pos == start:
             return None
-        return Word(tuple(parts), self.text[start:self.pos], self.line(start))
+        return Word(tuple(parts), self.text[start : self.pos], self.line(start))
 
     def parts_until(self, stops: frozenset[str], *, extglob: bool = False, braces: bool = False) -> list[Part]:
         """Parts up to an unquoted character of ``stops`` (kept for the caller)."""
@@ -86,7 +86,7 @@ class Scanner:
                     self.pos += 2
                     continue
                 flush()
-                parts.append(Literal(text[self.pos + 1:self.pos + 2] or "\\", quoted=True))
+                parts.append(Literal(text[self.pos + 1 : self.pos + 2] or "\\", quoted=True))
                 self.pos += 2
             elif char == "'":
                 flush()
@@ -124,13 +124,13 @@ class Scanner:
                 level -= 1
                 if level == 0:
                     break
-        return self.text[start:self.pos]
+        return self.text[start : self.pos]
 
     def _single_quoted(self) -> str:
         close = self.text.find("'", self.pos + 1)
         if close < 0:
             raise self.fail("a single quote is not closed", self.line())
-        body = self.text[self.pos + 1:close]
+        body = self.text[self.pos + 1 : close]
         self.pos = close + 1
         return body
 
@@ -153,8 +153,8 @@ class Scanner:
             if char == stop:
                 break
             if char == "\\":
-                following = text[self.pos + 1:self.pos + 2]
-                if following and (following in "$`\\" or following in (stop, '"') and (stop or following != '"')):
+                following = text[self.pos + 1 : self.pos + 2]
+                if following and (following in "$`\\" or (following in (stop, '"') and (stop or following != '"'))):
                     plain.append(following)
                 elif following != "\n":
                     plain.append("\\" + following)
@@ -187,7 +187,7 @@ class Scanner:
 
     def _dollar(self, *, quoted: bool) -> Part | str:
         start, text = self.pos, self.text
-        following = text[start + 1:start + 2]
+        following = text[start + 1 : start + 2]
         if following == "'" and not quoted:
             return self._ansi_quoted()
         if following == '"' and not quoted:
@@ -205,13 +205,13 @@ class Scanner:
             close = text.find("]", start)
             if close > 0:
                 self.pos = close + 1
-                return Arith(self._sub_parts(text[start + 2:close]), text[start:self.pos])
+                return Arith(self._sub_parts(text[start + 2 : close]), text[start : self.pos])
         match = _NAME.match(text, start + 1) or re.compile(r"[0-9@*#?$!-]").match(text, start + 1)
         if not match:
             self.pos += 1
             return "$"
         self.pos = match.end()
-        return Param(match.group(), source=match.group() and text[start:self.pos])
+        return Param(match.group(), source=match.group() and text[start : self.pos])
 
     def _ansi_quoted(self) -> Literal:
         self.pos += 2
@@ -223,14 +223,16 @@ class Scanner:
             if char != "\\":
                 out.append(char)
                 continue
-            code = re.compile(r"x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})").match(text, self.pos)
+            code = re.compile(r"x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})").match(
+                text, self.pos
+            )
             if code:
                 self.pos = code.end()
                 number = code.group(1) or code.group(2) or code.group(3)
                 value = int(number, 16) if number else int(code.group(4), 8)
                 out.append(chr(value) if value < 0xF0000 else "?")
             else:
-                escaped = text[self.pos:self.pos + 1]
+                escaped = text[self.pos : self.pos + 1]
                 self.pos += 1
                 out.append(_ANSI.get(escaped, escaped if escaped in "\\'\"?" else "\\" + escaped))
         self.pos += 1
@@ -240,9 +242,9 @@ class Scanner:
         close = self.matching_parens(start + 3)
         if close is None:
             return None
-        inner = self.text[start + 3:close]
+        inner = self.text[start + 3 : close]
         self.pos = close + 2
-        return Arith(self._sub_parts(inner), self.text[start:self.pos])
+        return Arith(self._sub_parts(inner), self.text[start : self.pos])
 
     def matching_parens(self, start: int) -> int | None:
         """Where the ``))`` stands that closes the ``((`` before ``start``; None when it is not arithmetic."""
@@ -282,13 +284,13 @@ class Scanner:
         line = self.line()
         self.pos = start + 2
         body = self.commands_until_paren(line)
-        return CommandSub(body, self.text[start:self.pos], line, self.text[start + 2:self.pos - 1])
+        return CommandSub(body, self.text[start : self.pos], line, self.text[start + 2 : self.pos - 1])
 
     def _process_sub(self) -> ProcessSub:
         start = self.pos
         self.pos += 2
         body = self.commands_until_paren(self.line())
-        return ProcessSub(body, self.text[start:self.pos], self.text[start] == "<")
+        return ProcessSub(body, self.text[start : self.pos], self.text[start] == "<")
 
     def commands_until_paren(self, line: int) -> Program:
         raise NotImplementedError
@@ -298,14 +300,14 @@ class Scanner:
         pos = start + 1
         out: list[str] = []
         while pos < self.end and self.text[pos] != "`":
-            if self.text[pos] == "\\" and self.text[pos + 1:pos + 2] in ("`", "\\", "$", *(('"',) if quoted else ())):
+            if self.text[pos] == "\\" and self.text[pos + 1 : pos + 2] in ("`", "\\", "$", *(('"',) if quoted else ())):
                 pos += 1
             out.append(self.text[pos])
             pos += 1
         if pos >= self.end:
             raise self.fail("a backquote is not closed", line)
         self.pos = pos + 1
-        return CommandSub(None, self.text[start:self.pos], line, "".join(out))
+        return CommandSub(None, self.text[start : self.pos], line, "".join(out))
 
     def _braced(self, start: int, *, quoted: bool) -> Param:
         line = self.line()
@@ -325,10 +327,12 @@ class Scanner:
             raise self.fail("a ${...} is not closed or not understood", line)
         self.pos += 1
         self.depth -= 1
-        return Param(match.group(), index, op, arg, second, bool(length), bool(indirect), self.text[start:self.pos])
+        return Param(match.group(), index, op, arg, second, bool(length), bool(indirect), self.text[start : self.pos])
 
     def _operator(self, quoted: bool) -> tuple[str, tuple[Part, ...], tuple[Part, ...] | None]:
-        match = re.compile(r":[-=+?]|[-=+?]|##?|%%?|//|/#|/%|/|\^\^?|,,?|:|@[A-Za-z]|[@*](?=\})").match(self.text, self.pos)
+        match = re.compile(r":[-=+?]|[-=+?]|##?|%%?|//|/#|/%|/|\^\^?|,,?|:|@[A-Za-z]|[@*](?=\})").match(
+            self.text, self.pos
+        )
         if not match:
             return "", (), None
         op = match.group()

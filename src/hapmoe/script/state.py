@@ -12,7 +12,7 @@ from .values import Marks, Text, Unknown
 
 __all__ = ["Launch", "State", "Var", "World", "join"]
 
-_MOST_STEPS = 200_000
+_MOST_STEPS = 60_000
 _MOST_TEXT = 2_000_000
 
 
@@ -73,6 +73,8 @@ class World:
             raise InputError("the script takes too many steps to follow", where=where, hint="an endless loop, perhaps")
 
     def bounded(self, text: str, where: str) -> str:
+        if len(text) > 4000:
+            self.step(where, len(text) // 4000)
         if len(text) > _MOST_TEXT:
             raise InputError("a value grows beyond 2 MB", where=where, hint="an endless loop, perhaps")
         return text
@@ -99,8 +101,9 @@ class State:
     zero: str = ""
 
     def copy(self) -> State:
-        return replace(self, scopes=[dict(scope) for scope in self.scopes], functions=dict(self.functions),
-                       files=dict(self.files))
+        return replace(
+            self, scopes=[dict(scope) for scope in self.scopes], functions=dict(self.functions), files=dict(self.files)
+        )
 
     def find(self, name: str) -> tuple[dict[str, Var], Var] | None:
         for scope in reversed(self.scopes):
@@ -123,11 +126,12 @@ def join(left: State, right: State, where: str, marks: Marks) -> State:
             functions[name] = where
     return State(
         scopes=scopes,
-        cwd=left.cwd if left.cwd == right.cwd else _either("cwd", where, marks),
+        cwd=left.cwd if left.cwd == right.cwd else _either(where, marks),
         functions=functions,
         positionals=left.positionals if same_arguments else (),
-        positional_mark=(left.positional_mark or right.positional_mark if same_arguments
-                         else _either("$@", where, marks, single=False)),
+        positional_mark=(
+            left.positional_mark or right.positional_mark if same_arguments else _either(where, marks, single=False)
+        ),
         options=left.options & right.options,
         status=left.status if left.status == right.status else None,
         files=files,
@@ -144,13 +148,16 @@ def _join_out(left: str, right: str, where: str, marks: Marks) -> str:
     common = 0
     while common < min(len(left), len(right)) and left[common] == right[common]:
         common += 1
-    return left[:common] + _either("output", where, marks, single=False)
+    shared = left[:common]
+    if shared and any(each.branch for each in marks.of(shared[-1])):
+        return shared  # the end was already open: whatever follows is covered
+    return shared + _either(where, marks, single=False)
 
 
-def _either(what: str, where: str, marks: Marks, *, single: bool = True, name: str = "") -> str:
+def _either(where: str, marks: Marks, *, single: bool = True, name: str = "") -> str:
     why = f"depends on the condition at {where}"
     source = f"${{{name}}}" if name else ""
-    return marks.mark(Unknown(why, source, where, single=single, nonempty=False, branch=where, path="" if what else ""))
+    return marks.mark(Unknown(why, source, where, single=single, nonempty=False, branch=where))
 
 
 def _join_scope(left: dict[str, Var], right: dict[str, Var], where: str, marks: Marks) -> dict[str, Var]:
@@ -165,18 +172,27 @@ def _join_scope(left: dict[str, Var], right: dict[str, Var], where: str, marks: 
 def _join_var(name: str, a: Var, b: Var, where: str, marks: Marks) -> Var:
     flags = replace(a, exported=a.exported or b.exported)
     if a.mark or b.mark or (a.items is None) != (b.items is None):
-        return replace(flags, value=None, items=None, mark=a.mark or b.mark or _either("", where, marks, single=False, name=name))
+        return replace(
+            flags, value=None, items=None, mark=a.mark or b.mark or _either(where, marks, single=False, name=name)
+        )
     if a.items is not None and b.items is not None:
         if {k: v.text for k, v in a.items.items()} == {k: v.text for k, v in b.items.items()}:
             return flags
-        return replace(flags, items=None, mark=_either("", where, marks, single=False, name=name))
+        return replace(flags, items=None, mark=_either(where, marks, single=False, name=name))
     left, right = a.value, b.value
     if (left is None and right is None) or (left and right and left.text == right.text):
         return flags
     for side in (left, right):
         if side and len(side.text) == 1 and any(part.branch for part in marks.of(side.text)):
             return replace(flags, value=side)
-    single = all(side is None or (side.text and not any(c.isspace() for c in side.text)
-                                  and all(p.single for p in marks.of(side.text))) for side in (left, right))
-    return replace(flags, value=Text(_either("", where, marks, single=bool(single) and left is not None and right is not None,
-                                             name=name), where))
+    single = all(
+        side is None
+        or (side.text and not any(c.isspace() for c in side.text) and all(p.single for p in marks.of(side.text)))
+        for side in (left, right)
+    )
+    return replace(
+        flags,
+        value=Text(
+            _either(where, marks, single=bool(single) and left is not None and right is not None, name=name), where
+        ),
+    )

@@ -5,9 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 __all__ = [
-    "AndOr", "Arith", "ArithCommand", "ArrayLiteral", "Assign", "Case", "CommandSub", "CondCommand", "CFor", "DoubleQuoted",
-    "For", "Function", "Group", "If", "Item", "Literal", "Node", "Param", "Part", "Pipeline", "ProcessSub", "Program",
-    "Redirect", "Redirected", "Simple", "Subshell", "Test", "While", "Word",
+    "AndOr",
+    "Arith",
+    "ArithCommand",
+    "ArrayLiteral",
+    "Assign",
+    "CFor",
+    "Case",
+    "CommandSub",
+    "CondCommand",
+    "DoubleQuoted",
+    "For",
+    "Function",
+    "Group",
+    "If",
+    "Item",
+    "Literal",
+    "Node",
+    "Param",
+    "Part",
+    "Pipeline",
+    "ProcessSub",
+    "Program",
+    "Redirect",
+    "Redirected",
+    "Simple",
+    "Subshell",
+    "Test",
+    "While",
+    "Word",
 ]
 
 
@@ -214,6 +240,18 @@ class Redirected:
 
 
 Node = (
-    Simple | Pipeline | AndOr | If | While | For | CFor | Case | Group | Subshell | Function | ArithCommand | CondCommand
+    Simple
+    | Pipeline
+    | AndOr
+    | If
+    | While
+    | For
+    | CFor
+    | Case
+    | Group
+    | Subshell
+    | Function
+    | ArithCommand
+    | CondCommand
     | Redirected
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
-from .patterns import regex_of, translate_ere
+from .patterns import matches, slow_ere, translate_ere
 from .state import Var
 from .syntax import Test
 from .values import MARK, Text
@@ -21,8 +21,12 @@ __all__ = ["bracket", "conditional"]
 
 _FILE_TESTS = frozenset("abcdefghkprstuwxGLNOS")
 _INTEGER = {
-    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
-    "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
 }
 _BINARY = frozenset((*_INTEGER, "=", "==", "!=", "<", ">", "-nt", "-ot", "-ef"))
 _SPECIAL = frozenset("\\^$.|?*+()[]{}")
@@ -68,17 +72,23 @@ def _no_missing(shell: Shell, first: str, second: str) -> None:
     """A script called with no arguments at all must not have its way chosen by one (other than by its absence)."""
     name, shell.world.missing = shell.world.missing, ""
     if name and not shell.world.arguments_given and first and second != first and not shell.calls:
-        raise InputError(f"a condition reads argument {name}, which is not given", where=shell.where(),
-                         hint=f"give the script's arguments ({name} at least)")
+        raise InputError(
+            f"a condition reads argument {name}, which is not given",
+            where=shell.where(),
+            hint=f"give the script's arguments ({name} at least)",
+        )
     if name and not shell.world.arguments_given and not shell.calls and second and not first:
-        raise InputError(f"a condition compares argument {name}, which is not given", where=shell.where(),
-                         hint=f"give the script's arguments ({name} at least)")
+        raise InputError(
+            f"a condition compares argument {name}, which is not given",
+            where=shell.where(),
+            hint=f"give the script's arguments ({name} at least)",
+        )
 
 
 def _matches(shell: Shell, text: str, pattern: str, plain: str) -> bool | None:
     if MARK.search(text) or MARK.search(plain):
         return _equal(shell, text, plain) if not re.search(r"[*?\[]", pattern) else None
-    return regex_of(pattern).fullmatch(text) is not None
+    return matches(text, pattern)
 
 
 def _equal(shell: Shell, left: str, right: str) -> bool | None:
@@ -105,19 +115,26 @@ def _equal(shell: Shell, left: str, right: str) -> bool | None:
 
 def _regex(shell: Shell, text: str, test: Test) -> bool | None:
     pieces = fragments(shell, test.words[1].parts, shell.where())
-    pattern = "".join("".join("\\" + c if c in _SPECIAL else c for c in each.text) if each.kind == "quoted" else each.text
-                      for each in pieces)
+    pattern = "".join(
+        "".join("\\" + c if c in _SPECIAL else c for c in each.text) if each.kind == "quoted" else each.text
+        for each in pieces
+    )
+    if slow_ere(pattern, text):
+        raise InputError("a regular expression that may take for ever", where=shell.where())
     if MARK.search(text + pattern):
-        shell.state.scopes[0]["BASH_REMATCH"] = Var(mark=shell.world.marks.derive(text + pattern, "", "", shell.where(),
-                                                                                  single=False))
+        shell.state.scopes[0]["BASH_REMATCH"] = Var(
+            mark=shell.world.marks.derive(text + pattern, "", "", shell.where(), single=False)
+        )
         return None
     try:
         match = re.compile(translate_ere(pattern)).search(text)
     except re.error as error:
         raise InputError(f"the regular expression {pattern!r} is not understood", where=shell.where()) from error
-    groups = {} if match is None else {0: Text(match.group(0), shell.where())} | {
-        place + 1: Text(group or "", shell.where()) for place, group in enumerate(match.groups())}
-    shell.state.scopes[0]["BASH_REMATCH"] = Var(items=dict(groups))
+    groups: dict[int | str, Text] = {}
+    if match:
+        found = (match.group(0), *match.groups())
+        groups = {place: Text(group or "", shell.where()) for place, group in enumerate(found)}
+    shell.state.scopes[0]["BASH_REMATCH"] = Var(items=groups)
     return match is not None
 
 
@@ -193,8 +210,13 @@ def bracket(shell: Shell, args: list[str]) -> bool | None:
 
 
 def _has_logic(args: list[str]) -> bool:
-    return len(args) == 4 and args[0] != "!" or (len(args) > 2 and any(arg in ("-a", "-o") for arg in args[1:-1])
-                                                  and args[1] not in _BINARY and args[0] != "!" and len(args) > 3)
+    return (len(args) == 4 and args[0] != "!") or (
+        len(args) > 2
+        and any(arg in ("-a", "-o") for arg in args[1:-1])
+        and args[1] not in _BINARY
+        and args[0] != "!"
+        and len(args) > 3
+    )
 
 
 def _short(shell: Shell, args: list[str]) -> bool | None:
@@ -264,5 +286,3 @@ def _term(shell: Shell, args: list[str]) -> tuple[bool | None, list[str]]:
     if len(args) > 1 and re.fullmatch(r"-[a-zA-Z]", args[0]) and args[1] not in ("-a", "-o"):
         return _unary(shell, args[0], args[1]), args[2:]
     return _not(shell.world.marks.emptiness(args[0])), args[1:]
-
-

@@ -13,22 +13,38 @@ from typing import NamedTuple
 
 from hapmoe.errors import InputError
 
-__all__ = ["MARK", "Invocation", "Marks", "Text", "Token", "Unknown", "holds_secret", "is_secret_flag", "is_secret_name"]
+__all__ = [
+    "MARK",
+    "Invocation",
+    "Marks",
+    "Text",
+    "Token",
+    "Unknown",
+    "holds_secret",
+    "is_secret_flag",
+    "is_secret_name",
+]
 
 MARK = re.compile("[\U000f0000-\U0010fffd]")
 _FIRST_MARK = 0xF0000
 _MOST_MARKS = 60_000
 
 # A secret is named by a whole word: HF_TOKEN yes; TRAIN_TOKENS, TOKENIZER_TYPE no. A bare `key` is a loop variable.
-_SECRET_NAME = re.compile(r"(?:^|_)(?:AUTH)?TOKEN(?:_|$)|[A-Z0-9]_?KEYS?(?:_|$)|PASSWORD|PASSWD|SECRET|CREDENTIAL|APIKEY")
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:AUTH)?TOKEN(?:_|$)|[A-Z0-9]_?KEYS?(?:_|$)|PASSWORD|PASSWD|SECRET|CREDENTIAL|APIKEY"
+)
 _NOT_SECRET = re.compile(
     r"MONKEY|TURKEY|KEYS?_VALUE|JSON_KEYS?|QUERY_KEY|(?:SPECIAL|PAD|MASK|PER|EOS|BOS|EOD|UNK|SEP|CLS|IMAGE|VIDEO|AUDIO|MAX|NUM|MOE)_TOKEN"
-    r"|TOKEN_(?:ID|DROP|DISPATCHER|LEVEL|TYPE|COUNT|NUM|BUDGET|LIMIT|LEN)")
+    r"|TOKEN_(?:ID|DROP|DISPATCHER|LEVEL|TYPE|COUNT|NUM|BUDGET|LIMIT|LEN)"
+)
 _SECRET_FLAG = re.compile(
     r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|WANDB|SWANLAB|HF|COMET|AWS|SSH|OPENAI)_?KEY(?:_ID)?|(?:HF|AUTH|ACCESS|API|WANDB|GITHUB|USER"
-    r"|HUB|HUGGINGFACE|HUGGING_FACE|BEARER|SESSION)_TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|APIKEY)$|^TOKEN$")
-_SECRET_TEXT = re.compile(r"://[^/\s:@]*:[^/\s@]+@|(?:^|[^A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}"
-                          r"|AKIA[A-Z0-9]{16})")
+    r"|HUB|HUGGINGFACE|HUGGING_FACE|BEARER|SESSION)_TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|APIKEY)$|^TOKEN$"
+)
+_SECRET_TEXT = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|(?:^|[^A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|AKIA[A-Z0-9]{16})"
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -140,19 +156,22 @@ class Marks:
         """The unknowns in ``text``, in order."""
         return [self._all[ord(char) - _FIRST_MARK] for char in MARK.findall(text)]
 
-    def derive(self, text: str, why: str, source: str, where: str, *, single: bool | None = None,
-               nonempty: bool = False) -> str:
+    def derive(
+        self, text: str, why: str, source: str, where: str, *, single: bool | None = None, nonempty: bool = False
+    ) -> str:
         """A mark for what an operation makes of ``text``, which holds unknowns."""
         parts = self.of(text)
-        return self.mark(Unknown(
-            why=next((part.why for part in parts), why),
-            source=source,
-            where=where,
-            single=all(part.single for part in parts) if single is None else single,
-            nonempty=nonempty,
-            branch=next((part.branch for part in parts if part.branch), ""),
-            secret=any(part.secret for part in parts),
-        ))
+        return self.mark(
+            Unknown(
+                why=next((part.why for part in parts), why),
+                source=source,
+                where=where,
+                single=all(part.single for part in parts) if single is None else single,
+                nonempty=nonempty,
+                branch=next((part.branch for part in parts if part.branch), ""),
+                secret=any(part.secret for part in parts),
+            )
+        )
 
     def emptiness(self, text: str) -> bool | None:
         """Whether ``text`` is empty: True, False, or None when a run would tell."""

@@ -15,21 +15,67 @@ from .values import MARK, Text, Unknown, is_secret_name
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["assign", "declare", "elements", "index_of", "missing", "number", "read_number", "resolve", "scalar", "secret",
-           "unset", "write_number"]
+__all__ = [
+    "assign",
+    "declare",
+    "elements",
+    "index_of",
+    "missing",
+    "number",
+    "read_number",
+    "resolve",
+    "scalar",
+    "secret",
+    "unset",
+    "write_number",
+]
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _INDEXED = re.compile(r"([A-Za-z_]\w*)\[(.+)\]", re.ASCII | re.DOTALL)
 # Set in any real shell, not known here. True: certainly not empty.
 _SITE = {
-    "HOME": True, "USER": True, "LOGNAME": True, "PWD": True, "OLDPWD": False, "PATH": True, "SHELL": True, "HOSTNAME": True,
-    "UID": True, "EUID": True, "PPID": True, "BASHPID": True, "RANDOM": True, "SRANDOM": True, "SECONDS": True, "TERM": False,
-    "LANG": False, "TMPDIR": False, "PYTHONPATH": False, "LD_LIBRARY_PATH": False, "LD_PRELOAD": False, "LIBRARY_PATH": False,
-    "CPATH": False, "BASH_VERSION": True, "EPOCHSECONDS": True, "EPOCHREALTIME": True, "BASH": True, "OSTYPE": True,
-    "HOSTTYPE": True, "MACHTYPE": True, "GROUPS": True, "SHLVL": True, "VIRTUAL_ENV": False, "CONDA_PREFIX": False,
-    "CONDA_DEFAULT_ENV": False, "LINENO": True, "CUDA_HOME": False, "COLUMNS": False,
+    "HOME": True,
+    "USER": True,
+    "LOGNAME": True,
+    "PWD": True,
+    "OLDPWD": False,
+    "PATH": True,
+    "SHELL": True,
+    "HOSTNAME": True,
+    "UID": True,
+    "EUID": True,
+    "PPID": True,
+    "BASHPID": True,
+    "RANDOM": True,
+    "SRANDOM": True,
+    "SECONDS": True,
+    "TERM": False,
+    "LANG": False,
+    "TMPDIR": False,
+    "PYTHONPATH": False,
+    "LD_LIBRARY_PATH": False,
+    "LD_PRELOAD": False,
+    "LIBRARY_PATH": False,
+    "CPATH": False,
+    "BASH_VERSION": True,
+    "EPOCHSECONDS": True,
+    "EPOCHREALTIME": True,
+    "BASH": True,
+    "OSTYPE": True,
+    "HOSTTYPE": True,
+    "MACHTYPE": True,
+    "GROUPS": True,
+    "SHLVL": True,
+    "VIRTUAL_ENV": False,
+    "CONDA_PREFIX": False,
+    "CONDA_DEFAULT_ENV": False,
+    "LINENO": True,
+    "CUDA_HOME": False,
+    "COLUMNS": False,
 }
-_STABLE = frozenset(("HOME", "USER", "LOGNAME", "PATH", "SHELL", "HOSTNAME", "UID", "EUID", "PYTHONPATH", "LD_LIBRARY_PATH"))
+_STABLE = frozenset(
+    ("HOME", "USER", "LOGNAME", "PATH", "SHELL", "HOSTNAME", "UID", "EUID", "PYTHONPATH", "LD_LIBRARY_PATH")
+)
 _LARGEST_INDEX = 1_000_000
 
 
@@ -54,8 +100,14 @@ def _provided(shell: Shell, name: str) -> Text | None:
     if name in ("BASH_SOURCE", "FUNCNAME"):
         return elements(shell, name)[0][0]
     if name in _SITE:
-        unknown = Unknown(f"the environment's ${name}", f"${{{name}}}", "" if name in _STABLE else here,
-                          single=name not in ("LD_PRELOAD",), nonempty=_SITE[name], stable=name in _STABLE)
+        unknown = Unknown(
+            f"the environment's ${name}",
+            f"${{{name}}}",
+            "" if name in _STABLE else here,
+            single=name not in ("LD_PRELOAD",),
+            nonempty=_SITE[name],
+            stable=name in _STABLE,
+        )
         return Text(shell.world.marks.mark(unknown), here)
     if name == "IFS":
         return Text(" \t\n", "")
@@ -67,11 +119,18 @@ def _provided(shell: Shell, name: str) -> Text | None:
 def _special(shell: Shell, name: str) -> Text | None:
     state, marks, here = shell.state, shell.world.marks, shell.where()
     if name == "?":
-        return Text(str(state.status) if state.status is not None
-                    else marks.mark(Unknown("the exit status of a command that is not run", "$?", here)), here)
+        return Text(
+            str(state.status)
+            if state.status is not None
+            else marks.mark(Unknown("the exit status of a command that is not run", "$?", here)),
+            here,
+        )
     if name == "#":
         if state.positional_mark:
-            return Text(marks.derive(state.positional_mark, "the number of arguments", "$#", here, single=True, nonempty=True), here)
+            return Text(
+                marks.derive(state.positional_mark, "the number of arguments", "$#", here, single=True, nonempty=True),
+                here,
+            )
         return Text(str(len(state.positionals)), here)
     if name == "0":
         return Text(state.zero, here)
@@ -102,14 +161,22 @@ def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
         return _provided(shell, name) if index in (None, "0") else None
     var = found[1]
     if var.mark:
-        return Text(shell.world.marks.derive(var.mark, f"an element of {name}", f"${{{name}[{index or 0}]}}", shell.where(),
-                                             single=True), shell.where())
+        return Text(
+            shell.world.marks.derive(
+                var.mark, f"an element of {name}", f"${{{name}[{index or 0}]}}", shell.where(), single=True
+            ),
+            shell.where(),
+        )
     if var.items is None:
         return var.value if index is None or (not var.assoc and number(shell, index) == 0) else None
     key = index_of(shell, var, index if index is not None else "0")
     if key is None or (isinstance(key, str) and MARK.search(key)):
-        return Text(shell.world.marks.mark(Unknown(f"an element of {name} at a place that is not known", "", shell.where(),
-                                                   nonempty=False)), shell.where())
+        return Text(
+            shell.world.marks.mark(
+                Unknown(f"an element of {name} at a place that is not known", "", shell.where(), nonempty=False)
+            ),
+            shell.where(),
+        )
     return var.items.get(key)
 
 
@@ -137,7 +204,14 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
         return ([var.value] if var.value is not None else []), ""
     if var.assoc:
         return list(var.items.values()), ""
-    return [var.items[key] for key in sorted(var.items)], ""  # type: ignore[type-var]
+    return [var.items[key] for key in sorted(var.items)], ""
+
+
+def array_items(var: Var) -> dict[int | str, Text]:
+    """A copy of the elements; a scalar is element 0."""
+    if var.items is not None:
+        return dict(var.items)
+    return {} if var.value is None else {0: var.value}
 
 
 def index_of(shell: Shell, var: Var, source: str) -> int | str | None:
@@ -154,8 +228,11 @@ def index_of(shell: Shell, var: Var, source: str) -> int | str | None:
 
 def number(shell: Shell, source: str) -> Number:
     """The value of arithmetic source text."""
-    return evaluate(shell.expand_arithmetic(source), lambda n, i: read_number(shell, n, i),
-                    lambda n, i, v: write_number(shell, n, i, v))
+    return evaluate(
+        shell.expand_arithmetic(source),
+        lambda n, i: read_number(shell, n, i),
+        lambda n, i, v: write_number(shell, n, i, v),
+    )
 
 
 def read_number(shell: Shell, name: str, index: str | None) -> str:
@@ -188,8 +265,12 @@ def secret(shell: Shell, name: str, value: Text) -> Text:
     if not value.text or not is_secret_name(name):
         return value
     blank = any(char.isspace() for char in value.text)
-    return Text(shell.world.marks.mark(Unknown("secret, referred to by name", f"${name}", value.where, single=not blank,
-                                               stable=True, secret=True)), value.where)
+    return Text(
+        shell.world.marks.mark(
+            Unknown("secret, referred to by name", f"${name}", value.where, single=not blank, stable=True, secret=True)
+        ),
+        value.where,
+    )
 
 
 def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: bool = False) -> None:
@@ -209,8 +290,11 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
         index = "0"
     key = index_of(shell, var, index) if index is not None else None
     if index is not None and (key is None or (isinstance(key, str) and MARK.search(key))):
-        mark = shell.world.marks.mark(Unknown(f"an element of {name} at a place that is not known", "", shell.where(), single=False,
-                                              nonempty=False))
+        mark = shell.world.marks.mark(
+            Unknown(
+                f"an element of {name} at a place that is not known", "", shell.where(), single=False, nonempty=False
+            )
+        )
         scope[name] = replace(var, items=None, value=None, mark=mark)
         return
     old = (var.items or {}).get(key) if key is not None else var.value
@@ -220,7 +304,7 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
     if key is None:
         new = replace(var, value=value)
     else:
-        items = dict(var.items) if var.items is not None else ({} if var.value is None else {0: var.value})
+        items = array_items(var)
         items[key] = value
         new = replace(var, items=items, value=None)
     if "allexport" in shell.state.options:
@@ -259,10 +343,13 @@ def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str
             provided = _provided(shell, name)
             var = replace(var, value=provided) if provided and name in _SITE else var
     if flags.get("array") or flags.get("assoc"):
-        var = replace(var, items=var.items if var.items is not None
-                      else ({} if var.value is None else {0: var.value}), value=None)
-    fresh = {key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")}
-    scope[name] = replace(var, case=str(flags.get("case", var.case)), **fresh)
+        var = replace(
+            var, items=var.items if var.items is not None else ({} if var.value is None else {0: var.value}), value=None
+        )
+    fresh = {
+        key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")
+    }
+    scope[name] = replace(var, case=str(flags.get("case", var.case)), **fresh)  # type: ignore[arg-type]
     if flags.get("exported"):
         shell.note_export(name)
 

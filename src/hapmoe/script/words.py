@@ -32,7 +32,9 @@ class Fragment(NamedTuple):
     where: str
 
 
-def fragments(shell: Shell, parts: tuple[Part, ...], where: str, *, quoted: bool = False, split: bool = False) -> list[Fragment]:
+def fragments(
+    shell: Shell, parts: tuple[Part, ...], where: str, *, quoted: bool = False, split: bool = False
+) -> list[Fragment]:
     """The pieces of ``parts``; ``split`` when their literals split too, as in an unquoted ``${x:-a b}``."""
     out: list[Fragment] = []
     for part in parts:
@@ -64,7 +66,9 @@ def _arith(shell: Shell, part: Arith, where: str) -> str:
     text = "".join(each.text for each in fragments(shell, part.parts, where, quoted=True))
     value = evaluate(text, lambda n, i: read_number(shell, n, i), lambda n, i, v: write_number(shell, n, i, v))
     branch = next((u.branch for u in shell.world.marks.of(text) if u.branch), "") if value is None else ""
-    return shell.number_text(value, part.source, branch=branch or (shell.branch_in_names(text) if value is None else ""))
+    return shell.number_text(
+        value, part.source, branch=branch or (shell.branch_in_names(text) if value is None else "")
+    )
 
 
 def _process(shell: Shell, part: ProcessSub) -> str:
@@ -83,7 +87,7 @@ def with_tilde(shell: Shell, parts: tuple[Part, ...], *, assignment: bool = Fals
         value = scalar(shell, {"": "HOME", "+": "PWD"}.get(match.group(1), "HOME"))
         if match.group(1) not in ("", "+"):
             value = Text(shell.world.marks.mark(Unknown("a user's home directory", match.group(), shell.where())))
-        return [Literal(value.text if value else "", quoted=True), Literal(text[match.end():])]
+        return [Literal(value.text if value else "", quoted=True), Literal(text[match.end() :])]
 
     first = parts[0] if parts else None
     if isinstance(first, Literal) and not first.quoted and first.text.startswith("~"):
@@ -110,10 +114,15 @@ def text_of(shell: Shell, word: Word, *, assignment: bool = False) -> Text:
     """``word`` as one string: no splitting, no file patterns (assignments, ``case``, ``[[ ]]``, redirections)."""
     where = shell.where(word.line)
     parts = word.parts
-    if len(parts) == 1 and isinstance(parts[0], Literal) and not parts[0].text.startswith("~") and ":~" not in parts[0].text:
+    if (
+        len(parts) == 1
+        and isinstance(parts[0], Literal)
+        and not parts[0].text.startswith("~")
+        and ":~" not in parts[0].text
+    ):
         return Text(parts[0].text, where)
     got = fragments(shell, with_tilde(shell, parts, assignment=assignment), where)
-    text = shell.world.bounded("".join(" " if each.kind == "break" else each.text for each in got), where)
+    text = shell.world.bounded("".join(each.text for each in got), where)
     filled = [each for each in got if each.text]
     return Text(text, filled[0].where if len(filled) == 1 else where)
 
@@ -129,12 +138,19 @@ def fields(shell: Shell, word: Word) -> list[Text]:
     out: list[Text] = []
     for each in brace_expand(shell, word):
         parts = each.parts
-        if len(parts) == 1 and isinstance(parts[0], Literal) and not MARK.search(parts[0].text) and (
-                parts[0].quoted or not (_GLOB.search(parts[0].text) or parts[0].text.startswith("~"))):
+        if (
+            len(parts) == 1
+            and isinstance(parts[0], Literal)
+            and not MARK.search(parts[0].text)
+            and (parts[0].quoted or not (_GLOB.search(parts[0].text) or parts[0].text.startswith("~")))
+        ):
             out.append(Text(parts[0].text, shell.where(word.line)))
             continue
-        got = fragments(shell, with_tilde(shell, parts, assignment=bool(re.match(r"[A-Za-z_]\w*=", each.source))),
-                        shell.where(word.line))
+        got = fragments(
+            shell,
+            with_tilde(shell, parts, assignment=bool(re.match(r"[A-Za-z_]\w*=", each.source))),
+            shell.where(word.line),
+        )
         out += _split(shell, got, shell.where(word.line))
     return out
 
@@ -189,7 +205,8 @@ def _pieces(text: str, ifs: str, started: bool) -> list[tuple[str | None, bool]]
         if out and text[-1] not in blank:
             out[-1] = (out[-1][0], False)
         return out
-    inner = f"[{re.escape(blank)}]*[{re.escape(solid)}][{re.escape(blank)}]*" + (f"|[{re.escape(blank)}]+" if blank else "")
+    around = f"[{re.escape(blank)}]*" if blank else ""
+    inner = f"{around}[{re.escape(solid)}]{around}" + (f"|[{re.escape(blank)}]+" if blank else "")
     out = []
     rest = text if started else text.lstrip(blank) if blank else text
     while rest:
@@ -197,9 +214,9 @@ def _pieces(text: str, ifs: str, started: bool) -> list[tuple[str | None, bool]]
         if not match:
             out.append((rest, False))
             break
-        piece = rest[:match.start()]
+        piece = rest[: match.start()]
         out.append((piece if piece or any(char in solid for char in match.group()) else None, True))
-        rest = rest[match.end():]
+        rest = rest[match.end() :]
     return out
 
 

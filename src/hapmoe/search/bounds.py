@@ -145,27 +145,67 @@ def _memory_can_suffice(problem: Problem, heavy: int, layers: int) -> NDArray[np
 
 def point_bounds(
     problem: Problem, placement_G: IntArray, option_G: IntArray, vpp_G: IntArray, floor_G: FloatArray, ceiling: float
-) -> FloatArray:
+) -> tuple[FloatArray, IntArray]:
     """[G] lower bound of each grid point with its order, vpp and memory; infinite where nothing fits.
 
     For a step time t every stage has a most number of layers (time by B1, B2 or Bv; memory by each
     menu entry); where these do not add up to the model, t is too small. Bisection between ``floor_G``
-    and ``ceiling`` finds the largest such t, to 0.1%.
+    and ``ceiling`` finds the largest such t, to a fraction of the way. Also [G, J] the most layers of each stage that a
+    step of ``ceiling`` allows.
     """
+    pp_G = np.asarray([problem.space.placements[p].pp for p in placement_G])
+    bound_G, high_GJ = np.zeros(len(pp_G)), np.zeros((len(pp_G), int(pp_G.max())), np.int64)
+    for pp in sorted(set(pp_G.tolist())):
+        of = np.flatnonzero(pp_G == pp)
+        bound_G[of], high_GJ[of, :pp] = _bounds_of(
+            problem, placement_G[of], option_G[of], vpp_G[of], floor_G[of], ceiling
+        )
+    return bound_G, high_GJ
+
+
+def _bounds_of(
+    problem: Problem, placement_G: IntArray, option_G: IntArray, vpp_G: IntArray, floor_G: FloatArray, ceiling: float
+) -> tuple[FloatArray, IntArray]:
+    """``point_bounds`` of grid points with one number of stages."""
     stage = _stage_arrays(problem, placement_G, option_G, vpp_G)
-    low = np.array(floor_G)
-    feasible_above = np.isfinite(ceiling)
-    most = ceiling if feasible_above else float(max(1.0, low.max())) * 64.0
-    high = np.full(len(low), most)
-    hopeless = ~_enough(stage, high)
-    high[hopeless] = np.inf
-    rounds = 12 if feasible_above else 20
-    for _ in range(rounds):
+    low = np.maximum(floor_G, _chain_bound(problem, stage, placement_G, option_G))
+    limited = np.isfinite(ceiling)
+    most = ceiling if limited else float(max(1.0, low.max())) * 64.0
+    reach = _reach(stage, np.full(len(low), most))
+    hopeless = reach.sum(axis=1) < stage.layers
+    high = np.where(hopeless, np.inf, most)
+    for _ in range(9 if limited else 16):
         middle = np.where(hopeless, most, 0.5 * (low + np.minimum(high, most)))
-        enough = _enough(stage, middle)
-        high = np.where(enough & ~hopeless, middle, high)
+        enough = (_reach(stage, middle).sum(axis=1) >= stage.layers) & ~hopeless
+        high = np.where(enough, middle, high)
         low = np.where(enough | hopeless, low, middle)
-    return np.where(hopeless, np.inf if not feasible_above else ceiling, low)
+    # other classes of layers come on top of what the heavy class leaves room for
+    others = problem.job.model.num_layers - stage.layers
+    bound = np.where(hopeless, ceiling if limited else np.inf, np.minimum(low, most))
+    return bound, np.where(stage.real_GJ, reach.astype(np.int64) + others, 0)
+
+
+def _chain_bound(problem: Problem, a: _StageArrays, placement_G: IntArray, option_G: IntArray) -> FloatArray:
+    """[G] bound of interleaved schedules from transfers that stand in a row; 0 without virtual stages.
+
+    The first microbatch of a group of g passes all chunks before the first of the next group enters:
+    between its first and last chunk on stage 0 lie vpp-1 rounds through all stages and links, M/g
+    times; one backward pass follows. The same holds for the backward passes, after one forward pass.
+    """
+    links = np.asarray(
+        [sum(float(problem.sends[key][k]) for key in problem.send_names_PB[p]) for p, k in zip(placement_G, option_G, strict=True)]
+    )
+    forward = np.where(a.real_GJ, a.forward_GJ, np.inf).min(axis=1)
+    backward = np.where(a.real_GJ, a.backward_GJ, np.inf).min(axis=1)
+    layers, vpp, pp = float(a.layers), a.vpp_G.astype(np.float64), a.pp_G.astype(np.float64)
+    group = np.where(a.group_G > 0, a.group_G, a.pp_G)
+    rounds = np.floor(a.microbatches_G / group)
+    others = problem.job.model.num_layers - a.layers  # of lighter classes: they may fill the last chunks
+    up = np.maximum(0.0, layers - (layers + others + pp * (vpp - 1)) / vpp) * forward
+    down = np.maximum(0.0, layers - (layers + others) / vpp) * backward
+    forth = rounds * ((vpp - 1) * links + up) + layers * backward + (vpp - 1) * links
+    back = layers * forward + (vpp - 1) * links + rounds * ((vpp - 1) * links + down)
+    return np.where(a.vpp_G > 1, np.maximum(forth, back), 0.0)
 
 
 class _StageArrays:
@@ -188,6 +228,7 @@ class _StageArrays:
     left_GJ: FloatArray
     warmup_GJ: FloatArray
     optimizer_G: FloatArray
+    group_G: IntArray
     lightest_G: FloatArray
     """The cheapest layer of any class on any stage."""
 
@@ -234,6 +275,7 @@ def _stage_arrays(problem: Problem, placement_G: IntArray, option_G: IntArray, v
     transient_GJR[:, :, -1] = np.minimum(transient_GJR[:, :, -1], transient_GJR[:, :, 0])
     group_G = np.full(len(pp_G), problem.job.training.microbatch_group_size or 0)
     group_G = np.where(group_G > 0, group_G, pp_G)
+    out.group_G = group_G
     ahead = np.maximum(pp_G[:, None] - position - 1, 0)
     total = np.where(vpp_G[:, None] == 1, ahead + 1, 2 * ahead + (vpp_G[:, None] - 1) * group_G[:, None] + 1)
     total = np.minimum(total, out.microbatches_G[:, None] * vpp_G[:, None])
@@ -280,8 +322,8 @@ def _stage_arrays(problem: Problem, placement_G: IntArray, option_G: IntArray, v
     return out
 
 
-def _enough(a: _StageArrays, step_G: FloatArray) -> NDArray[np.bool_]:
-    """[G] can the stages hold all layers and none take longer than the step allows?"""
+def _reach(a: _StageArrays, step_G: FloatArray) -> FloatArray:
+    """[G, J] the most layers (of the heavy class) of each stage within a step."""
     time_G = (step_G - a.optimizer_G) * (1 + EPS)
     microbatches = a.microbatches_G[:, None]
     flat = a.vpp_G[:, None] == 1
@@ -331,5 +373,4 @@ def _enough(a: _StageArrays, step_G: FloatArray) -> NDArray[np.bool_]:
         trip = np.where(denominator_ok, trip, np.inf)
         most = np.minimum(np.minimum(busy, trip), fits)
         layers_GJ = np.maximum(layers_GJ, np.floor(most * (1 + EPS)))
-    layers_GJ = np.where(a.real_GJ, np.minimum(layers_GJ, a.layers), 0.0)
-    return np.asarray(layers_GJ.sum(axis=1) >= a.layers)
+    return np.where(a.real_GJ, np.minimum(layers_GJ, a.layers), 0.0)

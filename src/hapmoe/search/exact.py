@@ -18,10 +18,11 @@ from hapmoe.cost import evaluate
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult
 from hapmoe.search.bounds import point_bounds, quick_bounds
+from hapmoe.search.entries import Setting, price_entries, prune, setting_of
 from hapmoe.search.misses import nearest_misses
 from hapmoe.search.problem import Point, Problem, make_plan
 from hapmoe.search.space import legal_vpp
-from hapmoe.search.split import Solution, solve_point
+from hapmoe.search.split import Solution, best_equal, best_split
 
 __all__ = ["Progress", "search_exact"]
 
@@ -134,23 +135,80 @@ def _search_chunk(
     placement, option, vpp, row = _expand(problem, chunk)
     if not len(row):
         return
-    bound = point_bounds(problem, placement, option, vpp, quick_G[row], state.best)
+    bound, high_GJ = point_bounds(problem, placement, option, vpp, quick_G[row], state.best)
     pruned["memory"] += int(np.isinf(bound).sum())
     order = np.argsort(bound, kind="stable")
-    for index in order.tolist():
-        if bound[index] >= state.best:
-            pruned["bound"] += int(np.isfinite(bound[order]).sum()) - order.tolist().index(index)
-            return
-        point = Point(int(placement[index]), int(option[index]), int(vpp[index]))
-        solution, complete = solve_point(problem, point, state.best, float(bound[index]), *equal)
-        state.solved += 1
+    order = order[bound[order] < state.best]
+    settings = {
+        int(g): setting_of(problem, Point(int(placement[g]), int(option[g]), int(vpp[g]))) for g in order
+    }
+    if any(equal):
+        for g in order.tolist():
+            if bound[g] < state.best:
+                _keep(state, settings[g], best_equal(problem, settings[g], state.best))
+            _check_time(began, time_limit_s)
+        return
+    first = 0
+    while first < len(order):
+        # Without a good incumbent everything looks open: start with a few points, then take many at once.
+        size = 4 if not np.isfinite(state.best) else BATCH
+        batch = order[first : first + size]
+        first += size
+        batch = batch[bound[batch] < state.best]
+        for vpps in sorted(set(vpp[batch].tolist())):
+            group = batch[vpp[batch] == vpps]
+            _solve_group(problem, state, [settings[g] for g in group.tolist()], bound[group], high_GJ[group], began, time_limit_s)
+
+
+BATCH = 192
+"""Grid points whose stages are priced together."""
+
+
+def _solve_group(
+    problem: Problem,
+    state: _State,
+    settings: list[Setting],
+    bound_G: FloatArray,
+    high_GJ: IntArray,
+    began: float,
+    time_limit_s: float | None,
+) -> None:
+    """Solve grid points of one vpp, those with the lowest bound first."""
+    if not settings:
+        return
+    width = max(setting.pp for setting in settings)
+    pp_G = np.asarray([setting.pp for setting in settings])
+    real_GJ = np.arange(width) < pp_G[:, None]
+    layers, vpp = problem.job.model.num_layers, settings[0].point.vpp
+    most_G = layers - (pp_G - 1) * vpp
+    high_GJ = np.where(real_GJ, np.minimum(high_GJ[:, :width], most_G[:, None]), 0)
+    low_GJ = np.where(real_GJ, np.maximum(vpp, layers - (high_GJ.sum(axis=1, keepdims=True) - high_GJ)), 1)
+    entries = price_entries(problem, settings, low_GJ, high_GJ)
+    entries, better_G = prune(problem, settings, entries, state.best)
+    bound_G = np.maximum(bound_G, better_G)
+    begin = np.searchsorted(entries.point_E, np.arange(len(settings)))
+    end = np.searchsorted(entries.point_E, np.arange(len(settings)), side="right")
+    for g in np.argsort(bound_G, kind="stable").tolist():
+        if bound_G[g] >= state.best or begin[g] == end[g]:
+            continue
+        mine = entries.take(slice(int(begin[g]), int(end[g])))
+        solution, complete = best_split(problem, settings[g], mine, state.best, float(bound_G[g]))
         if not complete:
-            state.open_bound = min(state.open_bound, float(bound[index]))
-        if solution is not None and solution.step_s < state.best:
-            state.best = solution.step_s
-            state.found.append((solution.step_s, point, solution))
-        if time_limit_s is not None and time.perf_counter() - began > time_limit_s:
-            raise _OutOfTimeError
+            state.open_bound = min(state.open_bound, float(bound_G[g]))
+        _keep(state, settings[g], solution)
+        _check_time(began, time_limit_s)
+
+
+def _keep(state: _State, setting: Setting, solution: Solution | None) -> None:
+    state.solved += 1
+    if solution is not None and solution.step_s < state.best:
+        state.best = solution.step_s
+        state.found.append((solution.step_s, setting.point, solution))
+
+
+def _check_time(began: float, time_limit_s: float | None) -> None:
+    if time_limit_s is not None and time.perf_counter() - began > time_limit_s:
+        raise _OutOfTimeError
 
 
 def _result(

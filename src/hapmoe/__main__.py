@@ -1,0 +1,60 @@
+"""``hapmoe`` and ``python -m hapmoe``: exit codes and errors for people.
+
+0 done; 1 an answer that is no; 2 bad input; 130 interrupted with nothing in hand; 70 our own bug.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from hapmoe.cli import cli
+from hapmoe.errors import HapmoeError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        code = cli.main(standalone_mode=False)
+        code = code if isinstance(code, int) else 0
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except HapmoeError as error:
+        _tell(error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        click.echo("hapmoe: interrupted", err=True)
+        code = 130
+    except BrokenPipeError:
+        # The reader went away (`hapmoe devices | head`): nothing left to say, and nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception:  # anything else is a bug of ours, and keeps its traceback
+        import traceback
+
+        traceback.print_exc()
+        click.echo("hapmoe: this is a bug in HAPMoE, please report it with the lines above", err=True)
+        code = 70
+    sys.exit(code)
+
+
+def _tell(error: HapmoeError) -> None:
+    if "--json" in sys.argv[1:]:
+        import json
+
+        click.echo(json.dumps({"error": str(error)}))
+    click.echo(f"hapmoe: {error}", err=True)
+
+
+if __name__ == "__main__":
+    main()

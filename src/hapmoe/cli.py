@@ -1,0 +1,356 @@
+"""The commands. Bodies import what they need when they run: ``hapmoe --help`` is instant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hapmoe import __version__
+
+if TYPE_CHECKING:
+    from hapmoe.job import JobSpec
+    from hapmoe.planning import Planned
+    from hapmoe.search import Progress
+
+__all__ = ["cli"]
+
+# Options of the script stand behind SCRIPT and are handed on; ours may stand anywhere before "--".
+SCRIPT = {"ignore_unknown_options": True}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="hapmoe")
+def cli() -> None:
+    """Plans Mixture-of-Experts training on mixed accelerators.
+
+    A Megatron-LM script and a cluster file in; the best parallel plan, a launcher that runs it and a
+    report that shows why out.
+    """
+
+
+def _with(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+reads_script = _with(
+    click.argument("script"),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+    click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),
+    click.option("--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."),
+    click.option("--global-batch-size", type=click.IntRange(min=1), metavar="N", help="Sequences per step, likewise."),
+    click.option(
+        "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share of tokens over the mean."
+    ),
+)
+takes_cluster = click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="cluster.yaml")
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+for_version = click.option("--megatron-version", metavar="V", help="Megatron-Core that will run the plan, e.g. 0.16.1.")
+
+
+@cli.command(context_settings=SCRIPT)
+@reads_script
+@takes_cluster
+@click.option("--out", default="hapmoe-plan", metavar="DIR", help="Where the launcher goes.", show_default=True)
+@click.option("--force", is_flag=True, help="Replace an earlier plan in DIR.")
+@click.option("--planner", default="exact", metavar="NAME", help="exact or uniform.", show_default=True)
+@click.option("--backend", default="megatron", metavar="B", help="What runs the plan.", show_default=True)
+@click.option("--target", default="torchrun", metavar="T", help="What starts it.", show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound: ep=8, tp=..4, mbs=1,2, order=a,b.")
+@click.option("--top", default=3, type=click.IntRange(min=1), metavar="N", help="Plans to show.", show_default=True)
+@click.option("--time-limit", type=click.FloatRange(min=0.0), metavar="S", help="Stop the search after S seconds.")
+@for_version
+@as_json
+def plan(
+    script: str,
+    args: tuple[str, ...],
+    cluster_file: str,
+    out: str,
+    force: bool,
+    planner: str,
+    backend: str,
+    target: str,
+    settings: tuple[str, ...],
+    top: int,
+    time_limit: float | None,
+    megatron_version: str | None,
+    as_json: bool,
+    **reading: Any,
+) -> int:
+    """Find the fastest plan for SCRIPT on a cluster and write its launcher.
+
+    ARGS are the script's own. `hapmoe plan train.sh --cluster cluster.yaml`
+    """
+    import time
+
+    from hapmoe import launch
+    from hapmoe.clusterfile import load_cluster
+    from hapmoe.launch.write import write_files
+    from hapmoe.planning import artefacts, plan_job
+
+    began = time.perf_counter()
+    launch.target(target)
+    cluster = load_cluster(cluster_file)
+    job = _read_job(script, args, megatron_version, **reading)
+    with _progress() as progress:
+        planned = plan_job(
+            job,
+            cluster,
+            planner=planner,
+            backend=backend,
+            settings=settings,
+            top=top,
+            time_limit_s=time_limit,
+            progress=progress,
+        )
+    if planned.result.plan is None:
+        return _no_plan(planned, as_json)
+    command = ("hapmoe", *sys.argv[1:])
+    folder = write_files(out, artefacts(job, cluster, planned, target=target, command=command), force=force)
+    if as_json:
+        from hapmoe.planfile import dump_plan
+
+        click.echo(dump_plan(planned.result.plan), nl=False)
+        return 0
+    from hapmoe.summary import render_plan
+
+    runs = planned.result.plan.launchable
+    _print(
+        render_plan(
+            planned.result,
+            job,
+            cluster,
+            planned.comparisons,
+            time.perf_counter() - began,
+            written=[
+                (f"{folder}/", "plan.json, arguments, entry, launcher"),
+                (f"{folder}/report.html", "the same with charts, for a browser"),
+            ],
+            next_command=f"edit {folder}/hosts.tsv, then {folder}/launch.sh" if runs else "",
+        )
+    )
+    return 0
+
+
+@cli.command(context_settings=SCRIPT)
+@_with(
+    click.argument("script", required=False),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+    *(click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),),
+    click.option("--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."),
+    click.option("--global-batch-size", type=click.IntRange(min=1), metavar="N", help="Sequences per step, likewise."),
+    click.option("--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share over the mean."),
+)
+@takes_cluster
+@click.option("--plan", "plan_file", metavar="FILE", help="A plan.json instead of the script's own degrees.")
+@for_version
+@as_json
+def predict(
+    script: str | None,
+    args: tuple[str, ...],
+    cluster_file: str,
+    plan_file: str | None,
+    megatron_version: str | None,
+    as_json: bool,
+    **reading: Any,
+) -> int:
+    """Estimate SCRIPT as it stands (or another plan for it) on a cluster.
+
+    Says which of Megatron's rules it breaks and whether it fits; exit code 1 then.
+    """
+    import json
+
+    import msgspec
+
+    from hapmoe.clusterfile import load_cluster
+    from hapmoe.cost import evaluate
+    from hapmoe.errors import InputError
+    from hapmoe.planfile import dump_plan, load_plan
+    from hapmoe.present import present_plan
+    from hapmoe.rules import check
+
+    if script is None:
+        raise InputError("no script", where="predict", hint="hapmoe predict SCRIPT --cluster FILE [--plan plan.json]")
+    cluster = load_cluster(cluster_file)
+    job = _read_job(script, args, megatron_version, **reading)
+    note = ""
+    if plan_file:
+        chosen = load_plan(plan_file)
+        violations = check(job, cluster, chosen)
+    else:
+        present = present_plan(job, cluster)
+        chosen, violations, note = present.plan, present.violations, present.note
+    estimate = None
+    if chosen is not None and not any(v.rule in ("pools", "sizes", "layers") for v in violations):
+        try:
+            estimate = evaluate(job, cluster, chosen)
+        except InputError:
+            if not violations:
+                raise
+    good = not violations and estimate is not None and estimate.fits
+    if as_json:
+        document: dict[str, Any] = {"legal": not violations, "fits": bool(estimate and estimate.fits), "note": note}
+        document["violations"] = msgspec.to_builtins(violations)
+        if chosen is not None:
+            document |= json.loads(dump_plan(msgspec.structs.replace(chosen, estimate=estimate)))
+        click.echo(json.dumps(document, indent=1))
+        return 0 if good else 1
+    if chosen is None or estimate is None:
+        for violation in violations:
+            click.echo(f"{violation.message}" + (f"; {violation.hint}" if violation.hint else ""))
+        if note:
+            click.echo(note)
+        return 1
+    from hapmoe.summary import render_estimate
+
+    _print(render_estimate(chosen, estimate, job, cluster, violations))
+    if note:
+        click.echo(f"\n{note}")
+    return 0 if good else 1
+
+
+@cli.command(context_settings=SCRIPT)
+@reads_script
+@click.option("--out", metavar="FILE", help="Write job.yaml there.")
+@as_json
+def extract(script: str, args: tuple[str, ...], out: str | None, as_json: bool, **reading: Any) -> int:
+    """Show the job behind SCRIPT, and where each value came from. Nothing is executed."""
+    from hapmoe.extract import extract_document, job_yaml
+
+    reading["env"] = _environment(reading["env"])
+    if as_json:
+        import json
+
+        _, document = extract_document(script, args, **reading)
+        click.echo(json.dumps(document, indent=1))
+        return 2 if document["refused"] else 0
+    job = _read_job(script, args, None, **(reading | {"env": [f"{k}={v}" for k, v in reading["env"].items()]}))
+    if out:
+        from hapmoe.errors import InputError
+
+        if Path(out).exists():
+            raise InputError("exists already", where=out, hint="choose another name")
+        _write_text(Path(out), job_yaml(job))
+    from hapmoe.summary import render_job
+
+    _print(render_job(job))
+    return 0
+
+
+@cli.command()
+@click.argument("names", nargs=-1)
+@as_json
+def devices(names: tuple[str, ...], as_json: bool) -> int:
+    """List the device kinds of the catalogue; with NAMES, every figure and its source."""
+    from hapmoe import catalog
+
+    if as_json:
+        import json
+
+        click.echo(json.dumps(catalog.render_devices(names or None), indent=1))
+        return 0
+    from hapmoe.summary import render_devices
+
+    chosen = [catalog.find_device(name, "devices")[0] for name in names] or list(catalog.load_catalog().values())
+    _print(render_devices(chosen, detail=bool(names)))
+    return 0
+
+
+def _read_job(script: str, args: tuple[str, ...], megatron_version: str | None, **reading: Any) -> JobSpec:
+    import msgspec
+
+    from hapmoe.extract import extract as read
+
+    reading["env"] = _environment(reading["env"])
+    job = read(script, args, **reading)
+    if megatron_version:
+        training = msgspec.structs.replace(job.training, megatron_version=megatron_version)
+        job = msgspec.structs.replace(job, training=training)
+    return job
+
+
+def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
+    from hapmoe.errors import InputError
+
+    env = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError("not NAME=VALUE", where=f"--env {name}", hint="for example --env NNODES=4")
+        env[name] = value
+    return env
+
+
+def _no_plan(planned: Planned, as_json: bool) -> int:
+    if as_json:
+        import json
+
+        import msgspec
+
+        document = {"schema": 1, "stages": [], "search": msgspec.to_builtins(planned.result.report)}
+        click.echo(json.dumps(document, indent=1))
+        return 1
+    from hapmoe.summary import render_infeasible
+
+    _print(render_infeasible(planned.result))
+    return 1
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(renderable)
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    import os
+    import tempfile
+
+    from hapmoe.errors import InputError
+
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(name, path)  # unlike a rename, this never replaces what is there
+        finally:
+            os.unlink(name)
+    except OSError as error:
+        raise InputError(error.strerror or str(error), where=str(path)) from None
+
+
+class _progress:
+    """Search progress on stderr once it takes longer than a second, on a terminal only."""
+
+    def __enter__(self) -> Progress:
+        import time
+
+        self.began = time.perf_counter()
+        self.shown = False
+        return self.show
+
+    def show(self, settled: int, total: int, best_s: float, bound_s: float) -> None:
+        import time
+
+        from hapmoe.units import format_seconds
+
+        if time.perf_counter() - self.began > 1.0 and sys.stderr.isatty():
+            best = f"best step {format_seconds(best_s)}" if best_s < float("inf") else "no plan yet"
+            click.echo(f"\r{settled}/{total} grid points, {best}, bound {format_seconds(bound_s)} ", err=True, nl=False)
+            self.shown = True
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown:
+            click.echo("\r" + " " * 78 + "\r", err=True, nl=False)

@@ -1,0 +1,301 @@
+"""Every way to fill every stage of many grid points, priced in one go, and what the bounds leave of it.
+
+An entry is one stage of one grid point with one number of layers (and, with virtual stages, one of
+several incomparable recomputations). Where all layers cost the same, entries are exact; else they
+stand for the lightest run of layers the stage could hold, and candidates are priced again.
+
+Array legend: E entries, G grid points, J stages (padded), V virtual stages, Q fullest moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hapmoe.options import FloatArray, IntArray
+from hapmoe.schedule import in_flight
+from hapmoe.search.bounds import EPS
+from hapmoe.search.problem import Point, Problem
+from hapmoe.stagecost import Costs, Slots, stage_costs
+
+__all__ = ["Entries", "Setting", "price_entries", "price_rows", "prune", "setting_of"]
+
+MOST_RUNS = 12
+"""Different runs of layers that one stage may hold, priced each; beyond it a weaker bound stands in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stays the same for all splits of a grid point."""
+
+    point: Point
+    pool_J: tuple[int, ...]
+    send_J: FloatArray
+    """Per boundary; the wrap to the first stage last."""
+    microbatches: int
+    group: int
+    extra: int
+
+    @property
+    def pp(self) -> int:
+        return len(self.pool_J)
+
+    @property
+    def flat(self) -> bool:
+        """Does the exact formula of blocking transfers hold (1F1B with a full pipeline)?"""
+        return self.point.vpp == 1 and self.microbatches >= self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Sorted by grid point and stage."""
+
+    point_E: IntArray
+    stage_E: IntArray
+    layers_E: IntArray
+    forward_EV: FloatArray
+    backward_EV: FloatArray
+    work_E: FloatArray
+    sync_E: FloatArray
+    optimizer_E: FloatArray
+    choice_E: IntArray
+    block_E: IntArray
+
+    def take(self, which: IntArray | NDArray[np.bool_] | slice) -> Entries:
+        return Entries(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+def setting_of(problem: Problem, point: Point) -> Setting:
+    """Sends, microbatches and pools of a grid point."""
+    placement = problem.space.placements[point.placement]
+    options, training = problem.space.options, problem.job.training
+    per_step = int(options.mbs_K[point.option] * options.dp_K[point.option])
+    return Setting(
+        point,
+        placement.pool_of_stage,
+        np.asarray(problem.point_sends(point)),
+        training.global_batch_size // per_step,
+        training.microbatch_group_size or placement.pp,
+        int(training.overlap_moe_comm),
+    )
+
+
+def price_rows(
+    problem: Problem,
+    settings: Sequence[Setting],
+    point_X: IntArray,
+    stage_X: IntArray,
+    start_XV: IntArray,
+    count_XV: IntArray,
+) -> list[tuple[IntArray, Costs]]:
+    """Costs of rows, pool by pool: (row of every entry, costs). All settings share vpp."""
+    width = max(setting.pp for setting in settings)
+    pool_GJ = np.asarray([[*s.pool_J, *[0] * (width - s.pp)] for s in settings], np.int64)
+    last_G = np.asarray([s.pp - 1 for s in settings], np.int64)
+    option_G = np.asarray([s.point.option for s in settings], np.int64)
+    flights = _flights(settings, width)
+    pool_X = pool_GJ[point_X, stage_X]
+    priced = []
+    for pool in sorted(set(pool_X.tolist())):
+        rows = np.flatnonzero(pool_X == pool)
+        point, stage = point_X[rows], stage_X[rows]
+        slots = Slots(start_XV[rows], count_XV[rows], flights[point, stage], stage == 0, stage == last_G[point])
+        costs = stage_costs(
+            problem.job, problem.tables[pool], option_G[point], slots, problem.prefix_CN, allowed=problem.allowed
+        )
+        priced.append((rows[costs.row_X], costs))
+    return priced
+
+
+def _flights(settings: Sequence[Setting], width: int) -> IntArray:
+    """[G, J, Q, V]"""
+    rows = [
+        [in_flight(s.pp, s.point.vpp, min(j, s.pp - 1), s.microbatches, s.group, s.extra) for j in range(width)]
+        for s in settings
+    ]
+    deepest = max(len(vectors) for row in rows for vectors in row)
+    return np.asarray([[[*v, *[v[-1]] * (deepest - len(v))] for v in row] for row in rows], np.int64)
+
+
+def price_entries(problem: Problem, settings: Sequence[Setting], low_GJ: IntArray, high_GJ: IntArray) -> Entries:
+    """All entries with ``low`` to ``high`` layers per stage. All settings share vpp."""
+    vpp = settings[0].point.vpp
+    many_GJ = np.maximum(high_GJ - low_GJ + 1, 0)
+    width = low_GJ.shape[1]
+    flat = np.repeat(np.arange(many_GJ.size), many_GJ.ravel())
+    offset = np.arange(len(flat)) - np.repeat(np.cumsum(many_GJ.ravel()) - many_GJ.ravel(), many_GJ.ravel())
+    point, stage = flat // width, flat % width
+    layers = low_GJ.ravel()[flat] + offset
+    count_XV = (layers[:, None] + np.arange(vpp)) // vpp
+    relaxed = np.zeros(len(point), bool)
+    start_XV = np.zeros_like(count_XV)
+    if len(problem.prefix_CN) > 1:
+        row, start_XV, relaxed = _runs(problem, settings, point, stage, count_XV)
+        point, stage, layers, count_XV = point[row], stage[row], layers[row], count_XV[row]
+    if not len(point):
+        none, nothing = np.zeros(0, np.int64), np.zeros(0)
+        chunks = np.zeros((0, vpp))
+        return Entries(none, none, none, chunks, chunks, nothing, nothing, nothing, none, none)
+    parts: list[tuple[FloatArray, ...]] = []
+    for row, costs in price_rows(problem, settings, point, stage, start_XV, count_XV):
+        loose = relaxed[row]
+        keep = costs.fits_X | loose
+        # A relaxed entry leaves recomputation out of its times: block it may be, but never less work.
+        spared = np.where(loose, costs.recompute_X, 0.0)[:, None]
+        backward = np.where(loose[:, None], np.maximum(costs.backward_XV - spared, 0.0), costs.backward_XV)
+        parts.append(
+            tuple(
+                values[keep]
+                for values in (
+                    point[row],
+                    stage[row],
+                    layers[row],
+                    costs.forward_XV,
+                    backward,
+                    costs.forward_XV.sum(axis=1) + costs.backward_XV.sum(axis=1) - spared[:, 0],
+                    np.where(loose, 0.0, costs.sync_X),
+                    np.where(loose, 0.0, costs.optimizer_X),
+                    costs.choice_X,
+                    costs.block_X,
+                )
+            )
+        )
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.lexsort((columns[2], columns[1], columns[0]))
+    entries = Entries(*(column[order] for column in columns))
+    return entries if len(problem.prefix_CN) == 1 else _lightest(entries, width, int(high_GJ.max()) + 1)
+
+
+def _lightest(entries: Entries, width: int, most: int) -> Entries:
+    """One entry per point, stage and number of layers: the least of every column over its runs of layers."""
+    key = (entries.point_E * width + entries.stage_E) * most + entries.layers_E
+    first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
+    if len(first) == len(key):
+        return entries
+    least = entries.take(first)
+    columns = {
+        name: np.minimum.reduceat(getattr(entries, name), first, axis=0)
+        for name in ("forward_EV", "backward_EV", "work_E", "sync_E", "optimizer_E")
+    }
+    return Entries(*(columns.get(name, getattr(least, name)) for name in Entries.__slots__))
+
+
+def _runs(
+    problem: Problem, settings: Sequence[Setting], point_X: IntArray, stage_X: IntArray, count_XV: IntArray
+) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
+    """Every distinct run of layers that a stage could hold: (row it belongs to, starts [., V], relaxed).
+
+    Chunk c of stage i comes after at least c * pp + i layers and before as many as chunks follow.
+    A row is relaxed where there are too many combinations: then only the lightest run of each chunk
+    is priced, and recomputation and memory are left out of it.
+    """
+    vpp = count_XV.shape[1]
+    prefix = problem.prefix_CN
+    layers = prefix.shape[1] - 1
+    pattern = np.diff(prefix, axis=1).argmax(axis=0).astype(np.uint8).tobytes()
+    cache: dict[tuple[int, int, int], list[int]] = {}
+
+    def distinct(places: int, place: int, count: int) -> list[int]:
+        if (places, place, count) not in cache:
+            latest = 0 if place == 0 else layers - count - (places - 1 - place)
+            earliest = layers - count if place == places - 1 else place
+            starts: dict[bytes, int] = {}
+            for start in range(earliest, max(latest, earliest) + 1):
+                starts.setdefault(pattern[start : start + count], start)
+            cache[places, place, count] = list(starts.values())
+        return cache[places, place, count]
+
+    row_of, starts_of, relaxed = [], [], []
+    for row, (point, stage) in enumerate(zip(point_X.tolist(), stage_X.tolist(), strict=True)):
+        setting = settings[point]
+        options = [
+            distinct(setting.pp * vpp, chunk * setting.pp + stage, int(count_XV[row, chunk])) for chunk in range(vpp)
+        ]
+        many = int(np.prod([float(len(starts)) for starts in options])) > MOST_RUNS
+        if many:
+            table = problem.tables[setting.pool_J[stage]]
+            weights = (table.forward_CK + table.backward_CK)[:, setting.point.option]
+            lightest = []
+            for chunk, starts in enumerate(options):
+                begin = np.asarray(starts)
+                runs = prefix[:, begin + count_XV[row, chunk]] - prefix[:, begin]
+                work = (weights[:, None] * runs).sum(axis=0)
+                lightest.append([starts[int(work.argmin())]])
+            options = lightest
+        for combination in product(*options):
+            row_of.append(row)
+            starts_of.append(combination)
+            relaxed.append(many)
+    return np.asarray(row_of, np.int64), np.asarray(starts_of, np.int64), np.asarray(relaxed, bool)
+
+
+def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below: float) -> tuple[Entries, FloatArray]:
+    """Entries that a split with a step below ``below`` could use, and a bound [G] (infinite: no split).
+
+    An entry falls when its own stage would be too slow (B1 with the least that earlier stages need,
+    B2 with the least work of all others), or when the other stages cannot make up the layer count.
+    """
+    layers = problem.job.model.num_layers
+    count, width = len(settings), max(setting.pp for setting in settings)
+    vpp = settings[0].point.vpp
+    pp_G = np.asarray([s.pp for s in settings])
+    position = np.arange(width)
+    real_GJ = position < pp_G[:, None]
+    flat_G = np.asarray([s.flat for s in settings])
+    microbatches_G = np.asarray([float(s.microbatches) for s in settings])
+    send_GJ = np.zeros((count, width))
+    for row, s in enumerate(settings):
+        send_GJ[row, : s.pp - 1] = s.send_J[: s.pp - 1]
+    left_GJ = np.concatenate([np.zeros((count, 1)), send_GJ[:, :-1]], axis=1)
+    warmup_GJ = np.maximum(pp_G[:, None] - 1 - position, 0)
+    held_GJ = microbatches_G[:, None] * (send_GJ + left_GJ) + warmup_GJ * send_GJ
+    held_GJ = held_GJ + np.where(position > 0, (warmup_GJ - 1) * left_GJ, 0.0)
+    held_GJ = np.where(flat_G[:, None], held_GJ, 0.0)
+    short_G = (vpp == 1) & (microbatches_G < pp_G)  # fewer microbatches than stages: only the plain bounds
+    for _ in range(2):
+        g, j = entries.point_E, entries.stage_E
+        first_work = entries.forward_EV[:, 0] + entries.backward_EV[:, 0]
+        at = (g, j)
+        least_first, least_work, least_optimizer = (np.full((count, width), np.inf) for _ in range(3))
+        np.minimum.at(least_first, at, first_work)
+        np.minimum.at(least_work, at, entries.work_E)
+        np.minimum.at(least_optimizer, at, entries.optimizer_E)
+        dead_G = (np.isinf(least_work) & real_GJ).any(axis=1)
+        optimizer_G = np.where(real_GJ, least_optimizer, 0.0).max(axis=1)
+        before = np.where(real_GJ, least_first, 0.0) + 2.0 * send_GJ
+        prefix_GJ = np.where(short_G[:, None], 0.0, np.cumsum(before, axis=1) - before)
+        whole_G = np.where(real_GJ, least_work, 0.0).sum(axis=1) + 2.0 * send_GJ.sum(axis=1)
+        busy = prefix_GJ[at] + microbatches_G[g] * entries.work_E + held_GJ[at]
+        trip = whole_G[g] - least_work[at] + entries.work_E
+        trip = np.where(
+            flat_G[g],
+            trip
+            + (microbatches_G[g] - 1) * (entries.work_E + send_GJ[at] + left_GJ[at])
+            - warmup_GJ[at] * entries.forward_EV[:, 0],
+            trip,
+        )
+        if vpp > 1:
+            trip = np.zeros_like(trip)
+        bound_E = np.maximum(busy, trip) + optimizer_G[g]
+        low, high = np.full((count, width), 10**9), np.zeros((count, width), np.int64)
+        alive = (bound_E <= below * (1 + EPS)) & ~dead_G[g]
+        np.minimum.at(low, (g[alive], j[alive]), entries.layers_E[alive])
+        np.maximum.at(high, (g[alive], j[alive]), entries.layers_E[alive])
+        missing_G = ((low > layers) & real_GJ).any(axis=1)
+        low = np.where(real_GJ, low, 0)
+        total_low, total_high = low.sum(axis=1), high.sum(axis=1)
+        dead_G = dead_G | missing_G | (total_low > layers) | (total_high < layers)
+        alive &= ~dead_G[g]
+        alive &= (entries.layers_E + (total_low - np.minimum(low.sum(axis=1), total_low))[g] >= 0)
+        reach_high = total_high[g] - high[at] + entries.layers_E >= layers
+        reach_low = total_low[g] - low[at] + entries.layers_E <= layers
+        alive &= reach_high & reach_low
+        bound_GJ = np.full((count, width), np.inf)
+        np.minimum.at(bound_GJ, (g[alive], j[alive]), bound_E[alive])
+        point_bound_G = np.where(real_GJ, bound_GJ, 0.0).max(axis=1)
+        entries = entries.take(alive)
+    return entries, np.where(dead_G, np.inf, point_bound_G)

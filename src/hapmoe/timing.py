@@ -1,0 +1,164 @@
+"""Seconds of the operations of one layer, with what hides a message taken off it.
+
+Legend: K option, O operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hapmoe.cluster import Pool
+from hapmoe.comm import collective_s, group_of
+from hapmoe.efficiency import Efficiency, attention_seconds, efficiency_of, gemm_seconds
+from hapmoe.job import JobSpec
+from hapmoe.options import FloatArray, LayerClass
+from hapmoe.shapes import Op, Shapes, graph_scope
+
+__all__ = ["Timed", "host_s", "time_ops"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An operation and its seconds."""
+
+    op: Op
+    forward_K: FloatArray
+    """Compute: its forward pass. Messages: the exposed part, of the pass they belong to."""
+    dgrad_K: FloatArray
+    wgrad_K: FloatArray
+    full_K: FloatArray
+    """Messages: with nothing hidden."""
+    memory_bound_K: FloatArray
+
+
+def _precision(job: JobSpec, op: Op) -> str:
+    training = job.training
+    if op.kind not in ("gemm", "grouped_gemm"):
+        return training.precision
+    if op.precision:
+        return training.precision if op.precision == "bf16" else op.precision
+    return "fp4" if training.fp4 else "fp8" if training.fp8_recipe else training.precision
+
+
+def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: int) -> dict[int, Timed]:
+    """All GEMMs of a layer at once: stacked by precision and kind, three passes each."""
+    done: dict[int, Timed] = {}
+    sets: dict[tuple[str, bool], list[int]] = {}
+    for index, op in enumerate(ops):
+        if op.kind in ("gemm", "grouped_gemm"):
+            sets.setdefault((_precision(job, op), op.kind == "grouped_gemm"), []).append(index)
+    for (precision, grouped), indices in sets.items():
+        shape = (4, len(indices), count)
+        stack = np.empty(shape)
+        for row, index in enumerate(indices):
+            op = ops[index]
+            stack[0, row], stack[1, row], stack[2, row], stack[3, row] = op.m_K, op.n_K, op.k_K, op.groups_K
+        m_OK, n_OK, k_OK, groups_OK = stack
+        peak = "fp8" if precision == "fp4" and "fp4" not in efficiency.peak else precision
+        factor = efficiency.grouped["fp8" if peak in ("fp8", "fp4") else "bf16"] if grouped else 1.0
+        back = factor * efficiency.gemm_backward
+        forward_OK, bound_OK = gemm_seconds(
+            efficiency, m_OK, n_OK, k_OK, groups_K=groups_OK, precision=peak, factor=factor
+        )
+        dgrad_OK, _ = gemm_seconds(efficiency, m_OK, k_OK, n_OK, groups_K=groups_OK, precision=peak, factor=back)
+        wgrad_OK, _ = gemm_seconds(efficiency, n_OK, k_OK, m_OK, groups_K=groups_OK, precision=peak, factor=back)
+        if peak in ("fp8", "fp4"):
+            # quantize the input (forward) and the output gradient (backward): read 2 bytes, write 2 x 1
+            each = 4.0 / (efficiency.memory_bytes_per_s * efficiency.e_elementwise)
+            forward_OK = forward_OK + groups_OK * m_OK * k_OK * each
+            dgrad_OK = dgrad_OK + groups_OK * m_OK * n_OK * each
+        launch = efficiency.gemm["bf16"].launch_s
+        for row, index in enumerate(indices):
+            launches_K = launch * ops[index].launches_K
+            done[index] = Timed(
+                ops[index],
+                forward_OK[row] + launches_K,
+                dgrad_OK[row] + launches_K,
+                wgrad_OK[row] + launches_K,
+                forward_OK[row],
+                bound_OK[row],
+            )
+    return done
+
+
+def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op]) -> tuple[Timed, ...]:
+    """Seconds of every operation, messages with what hides them taken off."""
+    job, options = shapes.job, shapes.options
+    efficiency = efficiency_of(pool.device)
+    count = len(options)
+    zero_K = np.zeros(count)
+    done = _time_gemms(efficiency, job, ops, count)
+    bandwidth = efficiency.memory_bytes_per_s * efficiency.e_elementwise
+    permute = efficiency.memory_bytes_per_s * efficiency.e_permute
+    always_K = np.ones(count)
+    for index, op in enumerate(ops):
+        if op.kind == "attention":
+            flops_K, queries_K, heads_K = op.flops_K + zero_K, op.m_K + zero_K, op.groups_K + zero_K
+            precision = job.training.precision
+            forward_K = attention_seconds(efficiency, flops_K, queries_K, heads_K, precision=precision)
+            backward_K = attention_seconds(
+                efficiency, op.backward * flops_K, queries_K, heads_K, precision=precision, backward=True
+            )
+            if not job.training.flash_attention:
+                traffic_K = op.bytes_K / bandwidth
+                forward_K, backward_K = forward_K + traffic_K, backward_K + 2 * traffic_K
+            done[index] = Timed(op, forward_K, backward_K, zero_K, forward_K, zero_K)
+        elif op.kind == "elementwise":
+            rate = permute if op.part == "dispatch" else bandwidth
+            traffic_K = op.bytes_K * (1.0 / rate) + zero_K
+            launch_K = efficiency.launch_s * op.launches_K
+            done[index] = Timed(
+                op, traffic_K + launch_K, traffic_K * op.backward + launch_K, zero_K, traffic_K, always_K
+            )
+    _time_messages(pool, shapes, ops, done, efficiency)
+    return tuple(done[index] for index in range(len(ops)))
+
+
+def _time_messages(
+    pool: Pool, shapes: Shapes, ops: Sequence[Op], done: dict[int, Timed], efficiency: Efficiency
+) -> None:
+    by_name = {timed.op.name: timed for timed in done.values()}
+    compute = [timed for timed in done.values()]
+    moe = shapes.job.model.moe
+    copies = float(moe.top_k) if moe else 1.0
+    skew_K = 1.0 + efficiency.calibration["imbalance_a2a_calibration"] * (shapes.imbalance_K - 1.0)
+    groups = {axis: group_of(pool, shapes.options, axis) for axis in {op.axis for op in ops if op.kind == "message"}}
+    zero_K = np.zeros(len(shapes.options))
+    # ranks do not arrive together, and kernels that run beside take their share of the links
+    slowdown = efficiency.calibration["collective_slowdown_calibration"]
+    for index, op in enumerate(ops):
+        if op.kind != "message":
+            continue
+        bytes_K = op.bytes_K + zero_K
+        if op.axis in ("ep", "tp_ep"):
+            bytes_K = bytes_K * skew_K
+        seconds_K = slowdown * collective_s(pool, groups[op.axis], op.collective, bytes_K, copies=copies)
+        exposed_K = seconds_K
+        for name, which in op.behind:
+            if which == "layer":
+                # another microbatch's layer hides the four messages of a pass together
+                back = op.phase == "backward"
+                parts = [timed.dgrad_K + timed.wgrad_K if back else timed.forward_K for timed in compute]
+                sharing = sum(other.behind == op.behind and other.phase == op.phase for other in ops)
+                cover_K = np.sum(parts, axis=0) / sharing
+            else:
+                partner = by_name[name]
+                cover_K = {"forward": partner.forward_K, "dgrad": partner.dgrad_K, "wgrad": partner.wgrad_K}[which]
+            least = efficiency.calibration[op.least]
+            exposed_K = np.maximum(seconds_K * least, seconds_K - cover_K)
+        done[index] = Timed(op, exposed_K, zero_K, zero_K, seconds_K, zero_K)
+
+
+def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:
+    """Seconds that the host needs to issue one layer, forward and backward: a floor under its time.
+
+    CUDA graphs take the captured part away: attention and dense work, or everything.
+    """
+    calibration = efficiency.calibration
+    scope = graph_scope(job)
+    dense = 0.0 if scope != "none" else calibration["host_dense_s_calibration"]
+    moe = calibration["host_moe_s_calibration"] if layer_class.moe and scope != "full" else 0.0
+    return dense + moe, (dense + moe) * calibration["host_backward_calibration"]
