@@ -40,6 +40,7 @@ MOE = (
     "grouped_gemm_bf16_calibration",
     "grouped_gemm_fp8_calibration",
     "host_moe_s_calibration",
+    "host_graph_share_calibration",
     "moe_overlap_exposed_calibration",
 )
 LIMITS = {
@@ -156,12 +157,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=Path, action="append", required=True)
     parser.add_argument("--most", type=int, default=1000, help="rows per model, accelerator, framework and precision")
+    parser.add_argument("--phase", choices=["dense", "moe", "both"], default="both")
     parser.add_argument("--write", action="store_true", help="update src/hapmoe/data")
     arguments = parser.parse_args()
     fit = Fit(load(arguments.rows), arguments.most)
     steps = (1.25, 1.12, 1.06, 1.03)
-    fit.run(steps, moe=False)
-    fit.run(steps, moe=True)
+    for moe in (False, True):
+        if arguments.phase in ("both", "moe" if moe else "dense"):
+            fit.run(steps, moe=moe)
     fit.sign()
     if arguments.write:
         (DATA / "efficiency.yaml").write_text(yaml.safe_dump(efficiency._tables(), sort_keys=False, width=120))

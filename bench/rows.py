@@ -105,7 +105,7 @@ def case_of(row: dict[str, Any]) -> Case:
         training=training_of(row, model, tp),
         present=Present(tp=tp, sequence_parallel=bool(par.get("sp", _modern(row))) and tp > 1),
         entry="pretrain_gpt.py",
-        argv=argv_of(extra),
+        argv=argv_of(row),
     )
     chunks = chunks_of(row, model, pp, vpp)
     size = tp * cp * dp
@@ -231,9 +231,15 @@ def model_of(arch: dict[str, Any], name: str) -> ModelSpec:
     )
 
 
-def argv_of(extra: dict[str, Any]) -> tuple[Argument, ...]:
-    """Arguments that pricing reads from the script: CUDA graphs."""
-    impl = str(extra.get("cuda_graph_impl") or "none")
+def argv_of(row: dict[str, Any]) -> tuple[Argument, ...]:
+    """Arguments that pricing reads from the script: CUDA graphs.
+
+    Megatron-Bridge's recipes for Grace-Blackwell use partial graphs where a row does not say.
+    """
+    extra = row.get("extra") or {}
+    grace = str(row["hw"].get("gpu")).startswith(("GB200", "GB300"))
+    habit = "transformer_engine" if grace and "Bridge" in row.get("framework", "") else "none"
+    impl = str(extra.get("cuda_graph_impl") or habit)
     if impl == "none":
         return ()
     words = ["--cuda-graph-impl", "local" if impl == "full_iteration" else impl]
@@ -301,6 +307,7 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
         precision="fp16" if text.startswith("fp16") or text == "amp" else "fp32" if text == "fp32" else "bf16",
         fp8_recipe=recipe,
         fp4="nvfp4" in text,
+        fp8_param_gather=nemo and recipe == "mxfp8",
         distributed_optimizer=bool(distributed),
         grad_bytes=2 if half else 4,
         grad_reduce_bytes=2 if half else 4,

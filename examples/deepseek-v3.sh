@@ -4,7 +4,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 # DeepSeek-V3: 61 layers (3 dense first), 256 experts top-8 with one shared, MLA, one MTP layer.
-# Sizes can be overridden from outside:  PP=8 VPP=2 EP=32 sbatch deepseek-v3.sh
+# Sizes can be overridden from outside:  PP=8 EP=32 sbatch deepseek-v3.sh
 
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 export NCCL_NVLS_ENABLE=0

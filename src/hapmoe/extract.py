@@ -71,7 +71,8 @@ def job_of(
     """The job behind an invocation; options are the user's own values and beat the script's."""
     entry = invocation.entry
     if entry is None or entry.text is None:
-        raise InputError("which program trains is not known before the run", where=invocation.where or invocation.script)
+        where = invocation.where or invocation.script
+        raise InputError("which program trains is not known before the run", where=where)
     read = read_arguments(
         invocation.argv,
         entry=entry.text,
@@ -82,8 +83,9 @@ def job_of(
         global_batch_size=global_batch_size,
     )
     env = {name: argument(token) for name, token in invocation.env}
-    unset = tuple(f"{name} is read but never set; it counts as empty (--env NAME=VALUE sets it)"
-                  for name in invocation.unset)
+    unset = tuple(
+        f"{name} is read but never set; it counts as empty (--env NAME=VALUE sets it)" for name in invocation.unset
+    )
     job = JobSpec(
         name=Path(invocation.script).stem,
         model=read.model,
@@ -112,7 +114,7 @@ def _secret_notes(argv: Sequence[Argument], env: Mapping[str, Argument]) -> list
     notes = [f"credentials are not stored, set them where the job is launched: {', '.join(names)}"] if names else []
     for word in argv:
         if _is_secret(word) and not word.source:
-            notes.append(f"{word.where}: a credential stands in the script itself; it is not stored, put it in a variable")
+            notes.append(f"{word.where}: a credential stands in the script; it is not stored, put it in a variable")
     return notes
 
 

@@ -127,9 +127,14 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
     for layer_class in classes:
         timed = time_ops(pool, shapes, layer_ops(shapes, layer_class))
         total = _sum(timed, count)
-        forward_s, backward_s = host_s(job, efficiency, layer_class)
+        floor_s, wait_s = host_s(job, efficiency, layer_class)
+        back = efficiency.calibration["host_backward_calibration"]
         sums.append(
-            Sums(np.maximum(total.forward_K, forward_s), np.maximum(total.backward_K, backward_s), total.exposed_K)
+            Sums(
+                np.maximum(total.forward_K, floor_s) + wait_s,
+                np.maximum(total.backward_K, back * floor_s) + back * wait_s,
+                total.exposed_K,
+            )
         )
         again.append(_again(timed, sums[-1], menu))
         kept.append(memory.activation_bytes(memory.layer_tensors(shapes, layer_class), menu))
@@ -277,8 +282,12 @@ def explain(job: JobSpec, pool: Pool, options: Options) -> tuple[Line, ...]:
             if line.forward_s or line.backward_s:
                 lines.append(line)
         if layer_class is not None:
-            floor = host_s(job, efficiency, layer_class)
-            wait = max(floor[0] - forward_s, 0.0), max(floor[1] - backward_s, 0.0)
+            floor_s, wait_s = host_s(job, efficiency, layer_class)
+            back = efficiency.calibration["host_backward_calibration"]
+            wait = (
+                max(floor_s - forward_s, 0.0) + wait_s,
+                max(back * floor_s - backward_s, 0.0) + back * wait_s,
+            )
             if any(wait):
                 lines.append(Line(block, "host", *wait, "host", origin))
     return tuple(lines)

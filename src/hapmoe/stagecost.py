@@ -109,12 +109,14 @@ def stage_costs(
     prefix_CN: IntArray,
     fixed: Recompute | None = None,
     allowed: Sequence[bool] | None = None,
+    every: bool = False,
 ) -> Costs:
     """Times and bytes of option ``k`` of ``table`` (one, or one per row) for each row of ``slots``.
 
     Without ``fixed`` every row gets the recomputation with the shortest backward pass among those
     that fit (the paper's minimal feasible recomputation); where none fits, the one with the least
-    memory, and ``fits_X`` is False. ``allowed`` masks menu entries.
+    memory, and ``fits_X`` is False. ``allowed`` masks menu entries. ``every``: each row with every
+    recomputation, menu entries first, then blocks of 1, 2, … layers, whether it fits or not.
     """
     training, model = job.training, job.model
     start, count = slots.start_XV, slots.count_XV
@@ -152,7 +154,7 @@ def stage_costs(
     once = last * (table.head_activation_K[k] + model.mtp_layers * table.mtp_activation_K[k])
 
     row, extra, held, choice, block = _recompute(
-        table, k, slots, n_XVC, prefix_CN, edge_XV, static + once, fixed, allowed
+        table, k, slots, n_XVC, prefix_CN, edge_XV, static + once, fixed, allowed, every
     )
     if len(row) != len(start):
         forward, backward, dense, expert, n_XC, k = forward[row], backward[row], dense[row], expert[row], n_XC[row], k[row]
@@ -202,6 +204,7 @@ def _recompute(
     other_X: FloatArray,
     fixed: Recompute | None,
     allowed: Sequence[bool] | None,
+    every: bool,
 ) -> _Chosen:
     """The recomputation of each row: fixed, or the cheapest that fits (see ``Costs``)."""
     present_XC = n_XVC.sum(axis=1) > 0
@@ -223,6 +226,20 @@ def _recompute(
     if fixed is not None:
         entry = table.menu.index(fixed)
         return rows, time_XVR[:, :, entry], held_XR[:, entry], np.full(len(n_XVC), entry), np.zeros(len(n_XVC), np.int64)
+
+    if every:
+        counts_B = np.arange(1, int(slots.count_XV.max(initial=1)) + 1)
+        time_XBV, bytes_XB = _blocks(table, k, slots, n_XVC, prefix_CN, edge_XV, counts_B)
+        time_XOV = np.concatenate([time_XVR.transpose(0, 2, 1), time_XBV], axis=1)
+        many = time_XOV.shape[1]
+        option = np.tile(np.arange(many), len(n_XVC))
+        return (
+            np.repeat(rows, many),
+            time_XOV.reshape(-1, time_XOV.shape[2]),
+            np.concatenate([held_XR, bytes_XB], axis=1).ravel(),
+            np.minimum(option, plain),
+            np.maximum(option - plain + 1, 0),
+        )
 
     use = np.asarray(allowed if allowed is not None else (True,) * len(table.menu))
     limit = table.memory_limit_bytes - other_X

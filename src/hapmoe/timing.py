@@ -153,12 +153,14 @@ def _time_messages(
 
 
 def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:
-    """Seconds that the host needs to issue one layer, forward and backward: a floor under its time.
+    """What the host costs a layer's forward pass: (a floor under its time, seconds added to it).
 
-    CUDA graphs take the captured part away: attention and dense work, or everything.
+    The floor is the time to issue the layer's kernels. An MoE layer also waits for the host in the
+    middle: token counts go to the host before the experts can be issued, and the device runs dry
+    meanwhile (moe/token_dispatcher.py: the device-to-host synchronisation points). Backward is this
+    times host_backward_calibration. CUDA graphs take the captured part away.
     """
     calibration = efficiency.calibration
-    scope = graph_scope(job)
-    dense = 0.0 if scope != "none" else calibration["host_dense_s_calibration"]
-    moe = calibration["host_moe_s_calibration"] if layer_class.moe and scope != "full" else 0.0
-    return dense + moe, (dense + moe) * calibration["host_backward_calibration"]
+    left = {"none": 1.0, "layers": calibration["host_graph_share_calibration"], "full": 0.0}[graph_scope(job)]
+    waits = calibration["host_moe_s_calibration"] if layer_class.moe else 0.0
+    return left * calibration["host_dense_s_calibration"], left * waits

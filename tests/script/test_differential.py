@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -46,13 +47,16 @@ def _bash(text: str, folder: Path, shims: Path) -> list[str] | None:
 
 def _same(text: str, shims: Path) -> None:
     """Equal argument vectors; a refusal is allowed, a wrong vector is not."""
-    with tempfile.TemporaryDirectory() as name:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        stack.callback(os.chdir, before)
         folder = Path(name)
         script = folder / "t.sh"
         script.write_text(text)
         truth = _bash(text, folder, shims)
+        os.chdir(folder)
         try:
-            mine = [token.text for token in read_script(script).argv]
+            mine = [token.text for token in read_script("t.sh").argv]
         except InputError as error:
             assert truth is None or "differs between versions" in str(error) or "not" in str(error), (str(error), truth)
             if truth is not None and "not a script" not in str(error):
@@ -173,7 +177,7 @@ def _statements() -> st.SearchStrategy[str]:
     word = st.sampled_from(["a", '"b c"', "$X", '"$X"', "$i", '"$@"', "$((n+1))", "${X:-d}", "${#X}", "$1"])
     simple = st.one_of(
         word.map(lambda w: f"X={w}"),
-        word.map(lambda w: f"X+={w}"),
+        st.sampled_from(["X+=a", "X+=' b'", "X+=$n", 'X+="$1"']),
         word.map(lambda w: f"L+=({w})"),
         st.sampled_from(["n=$((n+1))", "((n+=2))", "shift", 'set -- "$@" new', "true", "false", "L[n]=at", "unset X", "f x y", "X=$(f q)",
                          "read X <<< '1 2'", "local_ok=1", "break", "continue", "return 0", "X=$(echo a; false)", "R+=$?", "eval 'X=ev$n'"]),

@@ -118,6 +118,8 @@ class _Evaluation:
                 op = self.token
                 self.advance()
                 value = self.assignment()
+                if self.kind == "op" and self.token in _ASSIGN:
+                    raise ArithmeticError_(f"attempted assignment to non-variable in {self.text!r}")
                 if op != "=":
                     value = self.apply(op[:-1], self.value(name), value)
                 if not self.skip:

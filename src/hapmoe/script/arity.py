@@ -278,9 +278,7 @@ use-custom-fsdp use-legacy-models
 """
 
 ARITY: dict[str, Arity] = {
-    f"--{name}": arity
-    for names, arity in ((_NONE, 0), (_ONE, 1), (_SOME, "+"), (_ANY, "*"))
-    for name in names.split()
+    f"--{name}": arity for names, arity in ((_NONE, 0), (_ONE, 1), (_SOME, "+"), (_ANY, "*")) for name in names.split()
 } | {"--rampup-batch-size": 3}
 """By flag, dashes included."""
 

@@ -275,7 +275,7 @@ def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list
         state.zero = zero
         state.status = 0
         set_positionals(shell, args)
-        shell.run_text(text, label, line, script=True)
+        shell.run_text(text, label, line)
 
     try:
         shell.nested(lambda: shell.subshell(run))

@@ -157,27 +157,21 @@ class Shell:
 
     # -- programs -------------------------------------------------------------------------------------------------
 
-    def run_text(self, text: str, file: str, first_line: int = 1, *, script: bool = False) -> None:
-        """Follow source text command by command, as bash reads it; ``script`` when it is a whole script of its own."""
+    def run_text(self, text: str, file: str, first_line: int = 1) -> None:
+        """Follow source text line by line, as bash reads it."""
         outer, self.file = self.file, file
         line = self.current_line
         try:
-            self.nested(lambda: self._run_items(Parser(text, file, first_line), script=script))
+            self.nested(lambda: self._run_lines(Parser(text, file, first_line)))
         finally:
             self.file, self.current_line = outer, line
 
-    def _run_items(self, parser: Parser, *, script: bool) -> None:
-        depth = (self.depth, len(self.state.scopes), len(self.calls), self.conditions, self.loops)
-        for item in parser.commands():
-            try:
-                self.item(item)
-            except ArithmeticError_ as error:
-                if not script:
-                    raise
-                self.world.notes.append(f"{self.where()}: {error}")
-                self.depth, scopes, calls, self.conditions, self.loops = depth
-                del self.state.scopes[scopes:], self.calls[calls:]
-                self.state.status = 1
+    def _run_lines(self, parser: Parser) -> None:
+        """An error in an expansion drops the rest of its line and no more."""
+        depth = len(self.state.scopes)
+        for items in parser.lines():
+            bounded(self, ("abort",), lambda items=items: self.program(tuple(items)))  # type: ignore[misc]
+            del self.state.scopes[depth:]
 
     def nested(self, run: Callable[[], None]) -> None:
         self.depth += 1
@@ -202,7 +196,12 @@ class Shell:
 
     def node(self, node: Node) -> None:
         self.world.step(self.where())
-        _RUN[type(node)](self, node)
+        try:
+            _RUN[type(node)](self, node)
+        except ArithmeticError_ as error:
+            self.world.notes.append(f"{self.where()}: {error}")
+            self.state.status = 1
+            raise Control("abort") from None
 
     def subshell(self, run: Callable[[], None]) -> None:
         """Run in a copy of the state; only files, output and status come back."""
@@ -210,7 +209,7 @@ class Shell:
         self.state = outer.copy()
         loops, self.loops = self.loops, 0
         try:
-            bounded(self, ("exit", "return", "break", "continue"), run)
+            bounded(self, ("exit", "return", "break", "continue", "abort"), run)
         finally:
             self.loops = loops
             inner, self.state = self.state, outer

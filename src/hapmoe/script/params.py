@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from . import words
+from .arithmetic import ArithmeticError_
 from .patterns import escape, regex_of, strip_prefix, strip_suffix, substitute
 from .syntax import Param, Part
 from .values import MARK, Text, Unknown
@@ -122,6 +123,11 @@ def _separated(values: list[Text], many: str, where: str, quoted: bool, shell: S
     separator = ifs.text[:1] if ifs else " "
     if quoted and many == "*":
         return [("quoted", separator.join(value.text for value in values), where)]
+    if not quoted:
+        separators = scalar(shell, "IFS")
+        first = separators.text[:1] if separators else " "
+        if first and not first.isspace() and values:
+            return [("expanded", first.join(value.text for value in values), values[0].where or where)]
     out: list[_Piece] = []
     for place, value in enumerate(values):
         if place:
@@ -264,9 +270,13 @@ def _substring(shell: Shell, part: Param, text: str, where: str) -> str:
         start += len(text)
         if start < 0:
             return ""
-    if count is None:
+    if count is None or start > len(text):
         return text[start:]
-    return text[start : len(text) + count] if count < 0 else text[start : start + count]
+    if count < 0:
+        if len(text) + count < start:
+            raise ArithmeticError_(f"{part.source}: substring expression < 0")
+        return text[start : len(text) + count]
+    return text[start : start + count]
 
 
 def _on_unknown(shell: Shell, part: Param, text: str, where: str) -> str:

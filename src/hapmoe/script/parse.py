@@ -43,16 +43,16 @@ _ENDERS = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 class Parser(Conditions):
     """Commands of a script."""
 
-    def commands(self) -> Iterator[Item]:
-        """Complete commands one by one; an error in the text is raised when it is reached, as in bash."""
+    def lines(self) -> Iterator[list[Item]]:
+        """The commands of one line after another; an error in the text is raised when it is reached, as in bash."""
         while True:
             self._newlines_and_blanks()
             if self.pos >= self.end:
                 return
-            yield from self._line_of_commands()
+            yield self._line_of_commands()
 
     def program(self) -> Program:
-        return tuple(self.commands())
+        return tuple(item for line in self.lines() for item in line)
 
     # -- lists ----------------------------------------------------------------------------------------------------
 

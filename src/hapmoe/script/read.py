@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hapmoe.errors import InputError
 
-from .arithmetic import ArithmeticError_
 from .control import Control, bounded
 from .files import source_of
 from .inputs import read_text
@@ -72,10 +71,10 @@ def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | No
 
 def _run(shell: Shell, text: str, name: str) -> None:
     try:
-        bounded(shell, ("exit", "return", "break", "continue"), lambda: shell.run_text(text, name, script=True))
+        bounded(shell, ("exit", "return", "break", "continue"), lambda: shell.run_text(text, name))
     except RecursionError:
         raise InputError("nested too deeply", where=shell.where(), hint="an endless recursion, perhaps") from None
-    except (Control, ArithmeticError_):
+    except Control:
         return
 
 

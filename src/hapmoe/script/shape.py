@@ -151,7 +151,7 @@ def _vocabulary(reading: Reading, option: int | None) -> tuple[int, int | None]:
         reading.notes.append(f"Megatron-Core before 0.18 adds one token to {reading.place('vocab_size')}")
     elif tokenizer not in (None, "NullTokenizer", "TikTokenizer", "NullMultimodalTokenizer") and padded is None:
         place = reading.place("vocab_size")
-        reading.notes.append(f"Megatron takes the vocabulary from its {tokenizer}; {place} is believed here; they have to agree")
+        reading.notes.append(f"Megatron asks its {tokenizer} for the vocabulary; {place} is believed here")
     if padded is None and not reading.switch("pad_vocab_size", default=True):
         padded = size
     return size, padded

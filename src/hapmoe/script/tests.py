@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
+from .arithmetic import ArithmeticError_
 from .patterns import matches, slow_ere, translate_ere
 from .state import Var
 from .syntax import Test
@@ -177,7 +178,11 @@ def _compare(shell: Shell, left: str, op: str, right: str, *, arithmetic: bool) 
         _no_missing(shell, left, right)
         if MARK.search(left + right):
             return None
-        numbers = [number(shell, side) if arithmetic else _integer(side) for side in (left, right)]
+        try:
+            numbers = [number(shell, side) if arithmetic else _integer(side) for side in (left, right)]
+        except ArithmeticError_ as error:  # inside [[ ]] the comparison is then false
+            shell.world.notes.append(f"{shell.where()}: {error}")
+            return False
         if None in numbers:
             return None
         return bool(_INTEGER[op](numbers[0], numbers[1]))

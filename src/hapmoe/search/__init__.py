@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from hapmoe.backends import capabilities
 from hapmoe.cluster import Cluster
@@ -19,20 +18,9 @@ from hapmoe.search.problem import Problem, pose
 __all__ = ["PLANNERS", "Progress", "search"]
 
 
-@dataclass(frozen=True, slots=True)
-class Restriction:
-    """What a planner cannot choose."""
-
-    equal_layers: bool = False
-    equal_recompute: bool = False
-
-
-PLANNERS = {
-    "exact": Restriction(),
-    # Megatron as tuned by hand: one set of degrees, equal layers, one recomputation for all stages.
-    "uniform": Restriction(equal_layers=True, equal_recompute=True),
-}
-"""By the name that ``--planner`` takes: restrictions of one search, scored by one oracle."""
+PLANNERS = ("exact", "uniform")
+"""What ``--planner`` takes. ``uniform`` is Megatron as tuned by hand: one set of degrees, equal layers,
+one recomputation for all stages; a restriction of the same search, scored by the same oracle."""
 
 
 def search(
@@ -59,15 +47,13 @@ def search(
         )
     if problem is None:
         problem = pose_for(job, cluster, backend, settings)
-    restriction = PLANNERS[planner]
     return search_exact(
         problem,
         planner=planner,
         backend=backend,
         top=top,
         time_limit_s=time_limit_s,
-        equal_layers=restriction.equal_layers,
-        equal_recompute=restriction.equal_recompute,
+        uniform=planner == "uniform",
         progress=progress,
         started=began,
     )

@@ -91,8 +91,12 @@ def price_rows(
     stage_X: IntArray,
     start_XV: IntArray,
     count_XV: IntArray,
+    every: bool = False,
 ) -> list[tuple[IntArray, Costs]]:
-    """Costs of rows, pool by pool: (row of every entry, costs). All settings share vpp."""
+    """Costs of rows, pool by pool: (row of every entry, costs). All settings share vpp.
+
+    ``every``: see ``stage_costs``.
+    """
     width = max(setting.pp for setting in settings)
     pool_GJ = np.asarray([[*s.pool_J, *[0] * (width - s.pp)] for s in settings], np.int64)
     last_G = np.asarray([s.pp - 1 for s in settings], np.int64)
@@ -104,9 +108,8 @@ def price_rows(
         rows = np.flatnonzero(pool_X == pool)
         point, stage = point_X[rows], stage_X[rows]
         slots = Slots(start_XV[rows], count_XV[rows], flights[point, stage], stage == 0, stage == last_G[point])
-        costs = stage_costs(
-            problem.job, problem.tables[pool], option_G[point], slots, problem.prefix_CN, allowed=problem.allowed
-        )
+        table, k = problem.tables[pool], option_G[point]
+        costs = stage_costs(problem.job, table, k, slots, problem.prefix_CN, allowed=problem.allowed, every=every)
         priced.append((rows[costs.row_X], costs))
     return priced
 

@@ -51,15 +51,13 @@ def search_exact(
     backend: str = "megatron",
     top: int = 3,
     time_limit_s: float | None = None,
-    equal_layers: bool = False,
-    equal_recompute: bool = False,
+    uniform: bool = False,
     progress: Progress | None = None,
     started: float | None = None,
 ) -> SearchResult:
     """The fastest plan of the problem's space, certified.
 
-    ``equal_layers``, ``equal_recompute``: all stages hold the same number of layers, recompute the
-    same. Interruption (KeyboardInterrupt)
+    ``uniform``: all stages hold the same number of layers and recompute the same. Interruption (KeyboardInterrupt)
     counts as a time limit once a plan is in hand.
     """
     began = time.perf_counter() if started is None else started
@@ -81,7 +79,7 @@ def search_exact(
                 if quick_G[chunk[0]] >= state.best:
                     break
                 chunk = chunk[quick_G[chunk] < state.best]
-                _search_chunk(problem, state, chunk, quick_G, pruned, (equal_layers, equal_recompute), began, time_limit_s)
+                _search_chunk(problem, state, chunk, quick_G, pruned, uniform, began, time_limit_s)
                 settled += len(chunk)
                 if progress:
                     progress(settled, len(order), state.best, float(quick_G[chunk[-1]]))
@@ -128,7 +126,7 @@ def _search_chunk(
     chunk: IntArray,
     quick_G: FloatArray,
     pruned: Counter[str],
-    equal: tuple[bool, bool],
+    uniform: bool,
     began: float,
     time_limit_s: float | None,
 ) -> None:
@@ -137,17 +135,12 @@ def _search_chunk(
         return
     bound, high_GJ = point_bounds(problem, placement, option, vpp, quick_G[row], state.best)
     pruned["memory"] += int(np.isinf(bound).sum())
+    pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < state.best]
     settings = {
         int(g): setting_of(problem, Point(int(placement[g]), int(option[g]), int(vpp[g]))) for g in order
     }
-    if any(equal):
-        for g in order.tolist():
-            if bound[g] < state.best:
-                _keep(state, settings[g], best_equal(problem, settings[g], state.best))
-            _check_time(began, time_limit_s)
-        return
     first = 0
     while first < len(order):
         # Without a good incumbent everything looks open: start with a few points, then take many at once.
@@ -157,7 +150,13 @@ def _search_chunk(
         batch = batch[bound[batch] < state.best]
         for vpps in sorted(set(vpp[batch].tolist())):
             group = batch[vpp[batch] == vpps]
-            _solve_group(problem, state, [settings[g] for g in group.tolist()], bound[group], high_GJ[group], began, time_limit_s)
+            mine = [settings[g] for g in group.tolist()]
+            if uniform:
+                if found := best_equal(problem, mine, state.best):
+                    _keep(state, *found)
+                _check_time(began, time_limit_s)
+            else:
+                _solve_group(problem, state, mine, bound[group], high_GJ[group], began, time_limit_s)
 
 
 BATCH = 192

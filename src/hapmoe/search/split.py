@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.resolve import chunk_layers
-from hapmoe.schedule import in_flight, interleaved_ends, one_f_one_b_ends
+from hapmoe.schedule import interleaved_ends, one_f_one_b_ends
 from hapmoe.search.bounds import EPS, pipeline_bound
 from hapmoe.search.entries import Entries, Setting, price_rows
 from hapmoe.search.problem import Problem
-from hapmoe.stagecost import Slots, stage_costs
 
 __all__ = ["MOST_SPLITS", "Solution", "best_equal", "best_split"]
 
@@ -219,47 +217,41 @@ def _ends(setting: Setting, forward: list, backward: list, maximum) -> list:  # 
     )
 
 
-def best_equal(problem: Problem, setting: Setting, below: float, equal_recompute: bool = True) -> Solution | None:
-    """Equal layers and one recomputation on all stages: the cheapest that fits everywhere."""
-    pp, vpp = setting.pp, setting.point.vpp
-    layers = problem.job.model.num_layers
-    if layers % (pp * vpp):
+def best_equal(problem: Problem, settings: Sequence[Setting], below: float) -> tuple[Setting, Solution] | None:
+    """Of some grid points of one vpp, the best with equal layers and one recomputation on all stages."""
+    layers, vpp = problem.job.model.num_layers, settings[0].point.vpp
+    settings = [setting for setting in settings if layers % (setting.pp * vpp) == 0]
+    if not settings:
         return None
-    each = layers // pp
-    rows = np.asarray(chunk_layers((each,) * pp, vpp), np.int64)
-    flights = [in_flight(pp, vpp, j, setting.microbatches, setting.group, setting.extra) for j in range(pp)]
-    menu = problem.tables[0].menu
-    blocks = [msgspec.structs.replace(menu[-1], num_layers=n) for n in range(1, each // vpp + 1)]
-    best: Solution | None = None
-    for fixed in (*menu[:-1], *blocks):
-        if not problem.allowed[-1 if fixed.granularity == "full" else menu.index(fixed)]:
+    chunks = [np.asarray(chunk_layers((layers // s.pp,) * s.pp, vpp), np.int64) for s in settings]
+    point = np.repeat(np.arange(len(settings)), [s.pp for s in settings])
+    stage = np.concatenate([np.arange(s.pp) for s in settings])
+    rows = np.concatenate(chunks)
+    plain = len(problem.tables[0].menu) - 1
+    options = plain + int(rows[:, :, 1].max())
+    shape = (len(rows), options)
+    forward, backward = np.zeros((*shape, vpp)), np.zeros((*shape, vpp))
+    sync, optimizer, fits = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
+    for row, costs in price_rows(problem, settings, point, stage, rows[:, :, 0], rows[:, :, 1], every=True):
+        at = (row, np.where(costs.choice_X == plain, plain + costs.block_X - 1, costs.choice_X))
+        forward[at], backward[at], sync[at] = costs.forward_XV, costs.backward_XV, costs.sync_X
+        optimizer[at], fits[at] = costs.optimizer_X, costs.fits_X
+    allowed = np.asarray([*problem.allowed[:-1], *[problem.allowed[-1]] * (options - plain)])
+    best: tuple[Setting, Solution] | None = None
+    for g, setting in enumerate(settings):
+        mine = point == g
+        usable = np.flatnonzero(fits[mine].all(axis=0) & allowed)
+        pick = [values[mine][:, usable].swapaxes(0, 1) for values in (forward, backward, sync, optimizer)]
+        if not len(usable):
             continue
-        costs = [
-            stage_costs(
-                problem.job,
-                problem.tables[pool],
-                setting.point.option,
-                Slots(
-                    rows[j : j + 1, :, 0],
-                    rows[j : j + 1, :, 1],
-                    np.asarray([flights[j]]),
-                    np.asarray([j == 0]),
-                    np.asarray([j == pp - 1]),
-                ),
-                problem.prefix_CN,
-                fixed,
-            )
-            for j, pool in enumerate(setting.pool_J)
-        ]
-        if not all(bool(cost.fits_X[0]) for cost in costs):
-            continue
-        forward, backward = np.stack([c.forward_XV for c in costs], 1), np.stack([c.backward_XV for c in costs], 1)
-        sync, after = np.asarray([[float(c.sync_X[0]) for c in costs]]), max(float(c.optimizer_X[0]) for c in costs)
-        most = best.step_s if best else below
-        if pipeline_bound(forward, backward, setting.send_J, setting.microbatches)[0] + after >= most:
-            continue
-        step = float(score(setting, forward, backward, sync)[0]) + after
-        if step < most:
-            entry = len(menu) - 1 if fixed.granularity == "full" else menu.index(fixed)
-            best = Solution(step, (each,) * pp, ((entry, fixed.num_layers),) * pp)
+        after = pick[3].max(axis=1)
+        bound = pipeline_bound(pick[0], pick[1], setting.send_J, setting.microbatches) + pick[2][:, 0] + after
+        for x in np.argsort(bound, kind="stable").tolist():
+            if bound[x] >= below:
+                break
+            step = float(score(setting, pick[0][x : x + 1], pick[1][x : x + 1], pick[2][x : x + 1])[0] + after[x])
+            if step < below:
+                entry = min(int(usable[x]), plain)
+                choice = (entry, int(usable[x]) - plain + 1 if entry == plain else 0)
+                below, best = step, (setting, Solution(step, (layers // setting.pp,) * setting.pp, (choice,) * setting.pp))
     return best
