@@ -5,29 +5,11 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from argv_words import SHAPE, tokens
 
-from hapmoe.errors import HapmoeError, InputError, Unsupported
+from hapmoe.errors import InputError, Unsupported
 from hapmoe.model import ModelSpec, Moe
-from hapmoe.script.argv import own, parse_argv
-from hapmoe.script.arity import ARITY
-from hapmoe.script.flags import BY_NAME, FLAGS, find_flag
-from hapmoe.script.layer_pattern import read_pattern
 from hapmoe.script.megatron_args import Allocation, ReadArguments, read_arguments
-from hapmoe.script.values import Token
-
-SHAPE = "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048"
-
-
-def tokens(text: str) -> tuple[Token, ...]:
-    """Words of one line; ``?`` is a word that only a run would tell."""
-    return tuple(
-        Token(None, "command substitution $(pick)", '"$(pick)"', f"t.sh:{n}")
-        if word == "?"
-        else Token(word, where=f"t.sh:{n}")
-        for n, word in enumerate(text.split(), 1)
-    )
 
 
 def read(extra: str = "", shape: str = SHAPE, **options: object) -> ReadArguments:
@@ -125,65 +107,6 @@ def test_vocabulary() -> None:
 # ----------------------------------------------------------------------------------- layer patterns
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "([0]*3+[1]*58)",
-        "([1]*3+[0]*1)*3",
-        "[0,1]*4",
-        "2*[1]",
-        "[]",
-        "[1,]",
-        "3",
-        "(2)",
-        "[1]+[0]*2+[1]",
-        "[1+1*0,0]*2",
-        "((([1])))",
-    ],
-)
-def test_pattern_is_what_python_makes_of_it(text: str) -> None:
-    value = eval(text)
-    assert read_pattern(text, flag="--f") == (tuple(value) if isinstance(value, list) else value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "'[1]'",
-        "[1] * 3",
-        "[1",
-        "1]",
-        "[[1]]",
-        "[1]*[2]",
-        "[1]+2",
-        "",
-        "+",
-        "a",
-        "__import__",
-        "[1],[2]",
-        "()",
-        "(1,2)",
-        "9**9",
-        "[1]*99999999",
-        "9" * 5 + "*" + "9" * 9,
-        "(" * 500 + "1",
-    ],
-)
-def test_pattern_refuses(text: str) -> None:
-    with pytest.raises(InputError):
-        read_pattern(text, flag="--moe-layer-freq", where="t.sh:1")
-
-
-@given(st.text("0123456789[](),+*", max_size=40))
-@settings(max_examples=300, deadline=None)
-def test_pattern_never_crashes(text: str) -> None:
-    try:
-        value = read_pattern(text, flag="--f")
-    except InputError:
-        return
-    assert isinstance(value, int) or all(isinstance(entry, int) for entry in value)
-
-
 def test_frequency_and_list_of_expert_layers() -> None:
     def pattern(extra: str) -> tuple[bool, ...]:
         moe = read(f"--num-experts 4 {extra}").model.moe
@@ -244,8 +167,8 @@ DEEPSEEK = (
 QWEN = (
     "--num-layers 48 --hidden-size 2048 --num-attention-heads 32 --kv-channels 128 --group-query-attention "
     "--num-query-groups 4 --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768 --swiglu "
-    "--disable-bias-linear --untie-embeddings-and-output-weights --seq-length 4096 --max-position-embeddings 40960 --vocab-size 151936 "
-    "--use-rotary-position-embeddings"
+    "--disable-bias-linear --untie-embeddings-and-output-weights --seq-length 4096 --vocab-size 151936 "
+    "--max-position-embeddings 40960 --use-rotary-position-embeddings"
 )
 LLAMA = (
     "--num-layers 40 --hidden-size 5120 --num-attention-heads 40 --ffn-hidden-size 13824 --swiglu "
@@ -422,6 +345,11 @@ def test_refusals_name_flag_and_line(extra: str, message: str) -> None:
         read(extra)
 
 
+def test_programs_that_do_not_train_are_refused() -> None:
+    with pytest.raises(Unsupported, match="does not train"):
+        read(entry="tools/run_text_generation_server.py")
+
+
 def test_unknown_values_of_other_flags_are_kept() -> None:
     got = read("--save ? --lr 1e-4")
     save = got.argv[11]
@@ -441,89 +369,3 @@ def test_forks_and_old_names() -> None:
     assert mindspeed is not None
     assert mindspeed.shared_ffn_hidden == 1024
     assert any("meant?" in note for note in read("--tensor-model-paralel-size 4").notes)
-
-
-# ------------------------------------------------------------------------------------ the vector itself
-
-
-def test_flags_are_told_from_values_as_argparse_does() -> None:
-    found = parse_argv(
-        tokens("--lr -1e-4 --min-lr -.5 --data-path 0.3 /a 0.7 /b --bf16 --foo 1 2 --bar=x --swiglu stray")
-    )
-    assert [(each.name, [value.text for value in each.values]) for each in found] == [
-        # -1e-4 is no number to argparse before 3.14, so Megatron stops there; it is not swallowed either.
-        ("--lr", []),
-        ("-1e-4", []),
-        ("--min-lr", ["-.5"]),
-        ("--data-path", ["0.3", "/a", "0.7", "/b"]),
-        ("--bf16", []),
-        ("--foo", ["1", "2"]),
-        ("--bar", ["x"]),
-        ("--swiglu", []),
-        ("", ["stray"]),
-    ]
-
-
-def test_table_is_consistent() -> None:
-    names = [name for flag in FLAGS for name in flag.names]
-    assert len(names) == len(set(names))
-    for flag in FLAGS:
-        first = flag.names[0]
-        if first in ARITY and first not in ("--num-experts", "--recompute-modules"):
-            assert ARITY[first] == flag.arity, first
-    assert find_flag("--override-opt_param-scheduler") == (None, "--override-opt_param-scheduler")
-
-
-_USER = [
-    "--swiglu",
-    "--lr 1e-4",
-    "--data-path 0.5 /a 0.5 /b",
-    "--unknown-flag",
-    "--unknown-list 1 2 3",
-    "--save=/x",
-    "--bf16",
-    "--num-experts 8",
-    "--global-batch-size 64",
-    "--log-interval 1",
-    "--moe-token-dispatcher-type alltoall",
-]
-_PLAN = [
-    "--tensor-model-parallel-size 2",
-    "--pipeline-model-parallel-size=2",
-    "--recompute-modules moe mlp",
-    "--batch-size 1",
-    "--sequence-parallel",
-    "--recompute-granularity selective",
-    "--expert-model-parallel-size 4",
-    "--context_parallel_size 2",
-    "--expert-tensor-parallel-size 1",
-    "--num-layers-per-virtual-pipeline-stage 2",
-    "--recompute-activations",
-]
-
-
-@given(st.lists(st.sampled_from([(text, "user") for text in _USER] + [(text, "plan") for text in _PLAN]), max_size=15))
-@settings(max_examples=200, deadline=None)
-def test_words_keep_order_and_owner(parts: list[tuple[str, str]]) -> None:
-    """Dropping what the plan owns and appending it again is all that emission does: nothing else may move."""
-    argv = tokens(" ".join(text for text, _ in parts))
-    words = own(argv, parse_argv(argv))
-    assert [word.text for word in words] == [token.text for token in argv]
-    for owner in ("user", "plan"):
-        expected = [word for text, whose in parts if whose == owner for word in text.split()]
-        assert [word.text for word in words if word.owner == owner] == expected
-
-
-_ODD = ["--foo", "-x", "1", "-1", "0.5", "a b", "", "--", "true", "?", "--a=b", "[1]*8"]
-
-
-@given(st.lists(st.sampled_from([*BY_NAME, *_ODD]), max_size=12))
-@settings(max_examples=400, deadline=None)
-def test_nothing_but_our_own_errors(words: list[str]) -> None:
-    argv = (*tokens(SHAPE), *(Token(None if word == "?" else word, "why", "", "t.sh:1") for word in words))
-    try:
-        got = read_arguments(argv)
-    except HapmoeError as error:
-        assert "\n" not in str(error)
-        return
-    assert [word.text for word in got.argv] == [token.text for token in argv]

@@ -18,7 +18,7 @@ from hapmoe.efficiency import Efficiency, efficiency_of
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, LayerClass, Options, StageTable
 from hapmoe.plan import Recompute
-from hapmoe.timing import Timed, host_s, time_ops
+from hapmoe.timing import Messages, Timed, host_s, time_ops
 from hapmoe.workload import (
     Op,
     Shapes,
@@ -122,10 +122,10 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
     menu = tuple(menu) if menu is not None else recompute_menu(job)
     shapes, count, model = Shapes.of(job, options), len(options), job.model
     efficiency = efficiency_of(pool.device)
-    classes = tuple(layers_by_class(model))
+    classes, known = tuple(layers_by_class(model)), Messages()
     sums, again, kept, transient, params = [], [], [], [], []
     for layer_class in classes:
-        timed = time_ops(pool, shapes, layer_ops(shapes, layer_class))
+        timed = time_ops(pool, shapes, layer_ops(shapes, layer_class), known)
         total = _sum(timed, count)
         floor_s, wait_s = host_s(job, efficiency, layer_class)
         back = efficiency.calibration["host_backward_calibration"]
@@ -140,13 +140,13 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         kept.append(memory.activation_bytes(memory.layer_tensors(shapes, layer_class), menu))
         transient.append(memory.transient_bytes(shapes, layer_class, kept[-1]))
         params.append(layer_params(job, options, layer_class))
-    embedding = _sum(time_ops(pool, shapes, embedding_ops(shapes)), count)
-    head = _sum(time_ops(pool, shapes, head_ops(shapes)), count)
+    embedding = _sum(time_ops(pool, shapes, embedding_ops(shapes), known), count)
+    head = _sum(time_ops(pool, shapes, head_ops(shapes), known), count)
     zero_K = np.zeros(count)
     mtp, mtp_kept_K, mtp_dense_K, mtp_expert_K = Sums(zero_K, zero_K, zero_K), zero_K, zero_K, zero_K
     if model.mtp_layers:
         inner = classes.index(last_class(model))
-        project = _sum(time_ops(pool, shapes, project_ops(shapes)), count)
+        project = _sum(time_ops(pool, shapes, project_ops(shapes), known), count)
         parts = (project, sums[inner], head)
         mtp = Sums(
             np.sum([part.forward_K for part in parts], axis=0),

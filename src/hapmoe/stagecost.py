@@ -268,19 +268,23 @@ def _recompute(
         held[where] = bytes_XB[better, at]
         choice[where] = plain
         block[where] = counts_B[at]
-        if time_XVR.shape[1] > 1:
-            more = _incomparable(
-                np.concatenate([time_XVR[tight].transpose(0, 2, 1), time_XBV], axis=1),
-                np.concatenate([np.isfinite(cost_XR[tight]), np.isfinite(cost_XB)], axis=1),
-                np.where(choice[tight] == plain, plain + block[tight] - 1, choice[tight]),
+        # Chunks of the same layers rank all choices alike; only others can leave two of them incomparable.
+        counts = slots.count_XV[tight]
+        mixed = (counts.max(axis=1) > counts.min(axis=1)) | (len(prefix_CN) > 1)
+        if time_XVR.shape[1] > 1 and mixed.any():
+            uneven = tight[mixed]
+            at_row, option = _incomparable(
+                np.concatenate([time_XVR[uneven].transpose(0, 2, 1), time_XBV[mixed]], axis=1),
+                np.concatenate([np.isfinite(cost_XR[uneven]), np.isfinite(cost_XB[mixed])], axis=1),
+                np.where(choice[uneven] == plain, plain + block[uneven] - 1, choice[uneven]),
             )
-            at_row, option = more
             is_block = option >= plain
             which = np.where(is_block, option - plain, 0)
             entry = np.minimum(option, plain - 1)
-            add_time = np.where(is_block[:, None], time_XBV[at_row, which], time_XVR[tight[at_row], :, entry])
-            add_held = np.where(is_block, bytes_XB[at_row, which], held_XR[tight[at_row], entry])
-            rows = np.concatenate([rows, tight[at_row]])
+            in_blocks = np.flatnonzero(mixed)[at_row]
+            add_time = np.where(is_block[:, None], time_XBV[in_blocks, which], time_XVR[uneven[at_row], :, entry])
+            add_held = np.where(is_block, bytes_XB[in_blocks, which], held_XR[uneven[at_row], entry])
+            rows = np.concatenate([rows, uneven[at_row]])
             extra, held = np.concatenate([extra, add_time]), np.concatenate([held, add_held])
             choice = np.concatenate([choice, np.where(is_block, plain, option)])
             block = np.concatenate([block, np.where(is_block, counts_B[which], 0)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hapmoe.cluster import Pool
-from hapmoe.comm import collective_s, group_of
+from hapmoe.comm import Group, collective_s, group_of
 from hapmoe.efficiency import Efficiency, attention_seconds, efficiency_of, gemm_seconds
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, LayerClass
@@ -84,8 +84,15 @@ def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: 
     return done
 
 
-def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op]) -> tuple[Timed, ...]:
-    """Seconds of every operation, messages with what hides them taken off."""
+Messages = dict[tuple[str, str, bytes], FloatArray]
+"""Seconds of messages already timed for these options: layers send many of one size."""
+
+
+def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | None = None) -> tuple[Timed, ...]:
+    """Seconds of every operation, messages with what hides them taken off.
+
+    ``known`` is shared between the calls for one pool and one set of options.
+    """
     job, options = shapes.job, shapes.options
     efficiency = efficiency_of(pool.device)
     count = len(options)
@@ -113,19 +120,19 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op]) -> tuple[Timed, ...]
             done[index] = Timed(
                 op, traffic_K + launch_K, traffic_K * op.backward + launch_K, zero_K, traffic_K, always_K
             )
-    _time_messages(pool, shapes, ops, done, efficiency)
+    _time_messages(pool, shapes, ops, done, efficiency, {} if known is None else known)
     return tuple(done[index] for index in range(len(ops)))
 
 
 def _time_messages(
-    pool: Pool, shapes: Shapes, ops: Sequence[Op], done: dict[int, Timed], efficiency: Efficiency
+    pool: Pool, shapes: Shapes, ops: Sequence[Op], done: dict[int, Timed], efficiency: Efficiency, known: Messages
 ) -> None:
     by_name = {timed.op.name: timed for timed in done.values()}
     compute = [timed for timed in done.values()]
     moe = shapes.job.model.moe
     copies = float(moe.top_k) if moe else 1.0
     skew_K = 1.0 + efficiency.calibration["imbalance_a2a_calibration"] * (shapes.imbalance_K - 1.0)
-    groups = {axis: group_of(pool, shapes.options, axis) for axis in {op.axis for op in ops if op.kind == "message"}}
+    groups: dict[str, Group] = {}
     zero_K = np.zeros(len(shapes.options))
     # ranks do not arrive together, and kernels that run beside take their share of the links
     slowdown = efficiency.calibration["collective_slowdown_calibration"]
@@ -133,9 +140,13 @@ def _time_messages(
         if op.kind != "message":
             continue
         bytes_K = op.bytes_K + zero_K
-        if op.axis in ("ep", "tp_ep"):
-            bytes_K = bytes_K * skew_K
-        seconds_K = slowdown * collective_s(pool, groups[op.axis], op.collective, bytes_K, copies=copies)
+        key = (op.axis, op.collective, bytes_K.tobytes())
+        if key not in known:
+            if op.axis not in groups:
+                groups[op.axis] = group_of(pool, shapes.options, op.axis)
+            sent_K = bytes_K * skew_K if op.axis in ("ep", "tp_ep") else bytes_K
+            known[key] = slowdown * collective_s(pool, groups[op.axis], op.collective, sent_K, copies=copies)
+        seconds_K = known[key]
         exposed_K = seconds_K
         for name, which in op.behind:
             if which == "layer":

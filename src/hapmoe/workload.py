@@ -324,13 +324,20 @@ def _dispatch_ops(shapes: Shapes, hidden: float) -> list[Op]:
     launches = 2.0 if training.permute_fusion else 8.0
     near = Op("", "message", "dispatch", again)
     ops: list[Op] = []
-    hide = ("*", "layer") if training.overlap_moe_comm else None
+    shared = training.shared_expert_overlap and bool(moe.shared_ffn_hidden)
 
     def both(name: str, collective: str, bytes_K: Value, axis: str) -> None:
+        """A message forward, and its dual backward; hidden by another microbatch or the shared expert."""
         dual = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(collective, collective)
-        least = "moe_overlap_exposed_calibration"
-        ops.append(message(name, near, collective, bytes_K, axis, "forward", hide, least))
-        ops.append(message(f"{name}_grad", near, dual, bytes_K, axis, "backward", hide, least))
+        for suffix, kind, phase, covered in (
+            ("", collective, "forward", "forward"),
+            ("_grad", dual, "backward", "dgrad"),
+        ):
+            behind = ("*", "layer") if training.overlap_moe_comm else None
+            if behind is None and shared:
+                behind = ("shared1" if name.startswith("dispatch") else "shared2", covered)
+            least = "moe_overlap_exposed_calibration"
+            ops.append(message(f"{name}{suffix}", near, kind, bytes_K, axis, phase, behind, least))
 
     def move(name: str, bytes_K: Value) -> None:
         ops.append(Op(name, "elementwise", "dispatch", again, bytes_K=bytes_K, backward=1.0, launches_K=launches))

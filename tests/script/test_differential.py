@@ -92,7 +92,7 @@ def _expansions(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(_names, st.integers(-4, 6)).map(lambda t: f"${{{t[0]}: {t[1]}}}"),
         st.tuples(_names, st.sampled_from(["^", "^^", ",", ",,"])).map(lambda t: "${" + "".join(t) + "}"),
         st.sampled_from(
-            ["$@", "$*", "$#", "${ARR[@]}", "${ARR[*]}", "${#ARR[@]}", "${!ARR[@]}", "${ARR[@]:1}", "${@:2}", "${@:2:2}", "$N",
+            ["$@", "$*", "$#", "${ARR[@]}", "${ARR[*]}", "${#ARR[@]}", "${ARR[@]:1}", "${@:2}", "${@:2:2}", "$N",
              "${MAP[z w]}", "${ARR[@]#t}", "${ARR[@]/o/0}", "${ARR[-1]}", "${*:1:1}", "${U-$A}", "${ARR[@]^}"]
         ),
         inner.map(lambda w: f"$(echo {w})" if "\n" not in w else "x"),

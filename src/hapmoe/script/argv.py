@@ -76,9 +76,7 @@ def _next(argv: Sequence[Token], at: int) -> Occurrence:
         value = Token(rest, token.why, token.source, token.where)
         flag, spelling = find_flag(name)
         return Occurrence(name, spelling, flag, (value,), at, 1, token.where)
-    if token.text is None and "secret" in token.why:  # "--wandb-api-key=..." and the like: no flag of a planner's
-        return Occurrence("", "", None, (token,), at, 1, token.where)
-    if token.text is None:
+    if token.text is None and _may_be_flag(token):
         raise InputError(
             f"a word of the arguments is not known before the run ({token.why or token.source}) and may be a flag",
             where=token.where,
@@ -100,6 +98,13 @@ def _next(argv: Sequence[Token], at: int) -> Occurrence:
 
 
 _BOOLEANS = ("true", "false")
+
+
+def _may_be_flag(token: Token) -> bool:
+    """Could a word that only a run would tell be a flag of a planner's?"""
+    if "secret" in token.why:  # "--wandb-api-key=..." and the like
+        return False
+    return token.source.lstrip("\"'")[:1] in ("", "$", "`", "-")
 
 
 def _is_flag(token: Token) -> bool:

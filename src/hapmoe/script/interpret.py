@@ -75,6 +75,7 @@ class Shell:
         self.tolerant = 0
         self.loops = 0
         self.captures = 0
+        self.splitting = False
         self._words: dict[tuple[str, int], Word | None] = {}
 
     # -- places and text ------------------------------------------------------------------------------------------

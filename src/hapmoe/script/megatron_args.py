@@ -22,6 +22,7 @@ from hapmoe.script.values import Token
 __all__ = ["Allocation", "ReadArguments", "read_arguments"]
 
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
+_NOT_TRAINING = re.compile(r"(^|_)(generate|generation|inference|server|ptq)(_|$)")
 _NOT_A_DECODER = re.compile(r"(^|_)(bert|t5|ict|vision|vlm|retro|mamba|hybrid|mimo|biencoder|orqa)(_|$)")
 
 
@@ -87,6 +88,8 @@ def _refuse(entry: str, occurrences: Sequence[Occurrence], where: str) -> None:
         # A fork may give --noop-layers and the like an empty default.
         if why and not (occurrence.values and occurrence.values[0].text in ("None", "none")):
             raise Unsupported(f"{occurrence.line or where}: {occurrence.name}: {why}")
+    if _NOT_TRAINING.search(program):
+        raise Unsupported(f"{where}: {entry} does not train")
     if _NOT_A_DECODER.search(program):
         raise Unsupported(f"{where}: {entry} does not train a decoder-only (GPT) model, and only those are modelled")
 

@@ -123,7 +123,7 @@ def _separated(values: list[Text], many: str, where: str, quoted: bool, shell: S
     separator = ifs.text[:1] if ifs else " "
     if quoted and many == "*":
         return [("quoted", separator.join(value.text for value in values), where)]
-    if not quoted:
+    if not quoted and shell.splitting:
         separators = scalar(shell, "IFS")
         first = separators.text[:1] if separators else " "
         if first and not first.isspace() and values:

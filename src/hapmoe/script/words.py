@@ -121,7 +121,9 @@ def text_of(shell: Shell, word: Word, *, assignment: bool = False) -> Text:
         and ":~" not in parts[0].text
     ):
         return Text(parts[0].text, where)
+    splitting, shell.splitting = shell.splitting, False
     got = fragments(shell, with_tilde(shell, parts, assignment=assignment), where)
+    shell.splitting = splitting
     text = shell.world.bounded("".join(each.text for each in got), where)
     filled = [each for each in got if each.text]
     return Text(text, filled[0].where if len(filled) == 1 else where)
@@ -146,11 +148,13 @@ def fields(shell: Shell, word: Word) -> list[Text]:
         ):
             out.append(Text(parts[0].text, shell.where(word.line)))
             continue
+        splitting, shell.splitting = shell.splitting, True
         got = fragments(
             shell,
             with_tilde(shell, parts, assignment=bool(re.match(r"[A-Za-z_]\w*=", each.source))),
             shell.where(word.line),
         )
+        shell.splitting = splitting
         out += _split(shell, got, shell.where(word.line))
     return out
 

@@ -174,7 +174,7 @@ def _bounds_of(
     reach = _reach(stage, np.full(len(low), most))
     hopeless = reach.sum(axis=1) < stage.layers
     high = np.where(hopeless, np.inf, most)
-    for _ in range(9 if limited else 16):
+    for _ in range(6 if limited else 16):
         middle = np.where(hopeless, most, 0.5 * (low + np.minimum(high, most)))
         enough = (_reach(stage, middle).sum(axis=1) >= stage.layers) & ~hopeless
         high = np.where(enough, middle, high)

@@ -29,8 +29,9 @@ __all__ = ["Progress", "search_exact"]
 Progress = Callable[[int, int, float, float], None]
 """progress(grid points settled, grid points, best step, lower bound)."""
 
-CHUNK = 192
-"""Placement-option pairs that are expanded at once, in order of their quick bound."""
+FIRST_CHUNK, MOST_CHUNK = 128, 2048
+"""Placement-option pairs that are expanded at once, in order of their quick bound: few until there is
+an incumbent to cut with, then more and more."""
 
 
 @dataclass(slots=True)
@@ -72,10 +73,11 @@ def search_exact(
         order = order[np.argsort(quick_G[order], kind="stable")]
         state = _State()
         cut = False
-        settled = 0
+        settled, size = 0, FIRST_CHUNK
         try:
             while settled < len(order):
-                chunk = order[settled : settled + CHUNK]
+                chunk = order[settled : settled + size]
+                size = min(2 * size, MOST_CHUNK)
                 if quick_G[chunk[0]] >= state.best:
                     break
                 chunk = chunk[quick_G[chunk] < state.best]
