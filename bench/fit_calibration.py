@@ -44,12 +44,13 @@ MOE = (
     "moe_overlap_exposed_calibration",
 )
 LIMITS = {
-    "exposed": (0.02, 0.9),
-    "grouped": (0.3, 1.0),
+    "exposed": (0.05, 0.9),
+    "grouped": (0.3, 0.95),
+    "graph_share": (0.1, 1.0),
     "host_backward": (0.8, 2.0),
     "sustained": (0.5, 1.1),
     "slowdown": (1.0, 1.6),
-    "e_memory": (0.2, 0.9),
+    "e_memory": (0.2, 0.8),
 }
 
 

@@ -33,19 +33,35 @@ def random_job(rng: random.Random, layers: int) -> JobSpec:
     }[pattern]
     moe = None
     if any(moe_layers):
-        moe = Moe(num_experts=rng.choice([2, 4, 8]), top_k=2, ffn_hidden=hidden * 2, pattern=moe_layers,
-                  shared_ffn_hidden=rng.choice([0, 0, hidden]))
+        moe = Moe(
+            num_experts=rng.choice([2, 4, 8]),
+            top_k=2,
+            ffn_hidden=hidden * 2,
+            pattern=moe_layers,
+            shared_ffn_hidden=rng.choice([0, 0, hidden]),
+        )
     model = ModelSpec(
-        num_layers=layers, hidden=hidden, num_heads=heads, num_kv_heads=rng.choice([heads, heads // 4]),
-        head_dim=hidden // heads, ffn_hidden=hidden * rng.choice([2, 4]), vocab_size=rng.choice([1000, 32000]), moe=moe,
+        num_layers=layers,
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=rng.choice([heads, heads // 4]),
+        head_dim=hidden // heads,
+        ffn_hidden=hidden * rng.choice([2, 4]),
+        vocab_size=rng.choice([1000, 32000]),
+        moe=moe,
         tied_embeddings=rng.random() < 0.2,
         mtp_layers=rng.choice([0, 0, 0, 1]),
     )
     overlap = rng.random() < 0.5
     training = Training(
-        seq_len=rng.choice([512, 2048]), global_batch_size=rng.choice([4, 8, 12]), distributed_optimizer=rng.random() < 0.7,
-        overlap_grad_reduce=overlap, overlap_param_gather=overlap and rng.random() < 0.5,
-        dispatcher=rng.choice(["allgather", "alltoall"]), grouped_gemm=True, overlap_p2p=rng.random() < 0.8,
+        seq_len=rng.choice([512, 2048]),
+        global_batch_size=rng.choice([4, 8, 12]),
+        distributed_optimizer=rng.random() < 0.7,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap and rng.random() < 0.5,
+        dispatcher=rng.choice(["allgather", "alltoall"]),
+        grouped_gemm=True,
+        overlap_p2p=rng.random() < 0.8,
     )
     return JobSpec(name="random", model=model, training=training, present=Present(), entry="pretrain_gpt.py")
 
@@ -59,10 +75,19 @@ def random_cluster(rng: random.Random, devices: int) -> Cluster:
         fitting = [s for s in shapes if s[0] * s[1] <= devices // 2]
         nodes, each = rng.choice(fitting)
         pools.append(
-            Pool(name=name, device=catalog[kind], nodes=nodes, devices_per_node=each,
-                 network=Network(nics_per_node=each, nic_bytes_per_s=rng.choice([5e9, 50e9]), latency_s=5e-6, source="test"))
+            Pool(
+                name=name,
+                device=catalog[kind],
+                nodes=nodes,
+                devices_per_node=each,
+                network=Network(
+                    nics_per_node=each, nic_bytes_per_s=rng.choice([5e9, 50e9]), latency_s=5e-6, source="test"
+                ),
+            )
         )
-    links = (Link(between=("fast", "slow"), bytes_per_s=rng.choice([1e9, 12.5e9, 50e9]), latency_s=1e-5, transport="gloo"),)
+    links = (
+        Link(between=("fast", "slow"), bytes_per_s=rng.choice([1e9, 12.5e9, 50e9]), latency_s=1e-5, transport="gloo"),
+    )
     return Cluster(pools=tuple(pools), links=links if rng.random() < 0.9 else ())
 
 
@@ -112,7 +137,9 @@ def _placements(cluster: Cluster) -> Iterator[tuple[int, list[tuple[Pool, tuple[
                     for place in range(nodes * pool.devices_per_node // size):
                         begin = place * size
                         end = begin + size - 1
-                        stages.append((pool, tuple(range(begin // pool.devices_per_node, end // pool.devices_per_node + 1))))
+                        stages.append(
+                            (pool, tuple(range(begin // pool.devices_per_node, end // pool.devices_per_node + 1)))
+                        )
                 yield size, stages
 
 
@@ -145,7 +172,9 @@ def all_plans(job: JobSpec, cluster: Cluster, menu: tuple[Recompute, ...], keep:
                     per_stage = []
                     for rows in chunks:
                         most = max(count for _, count in rows)
-                        per_stage.append([*menu[:-1], *(msgspec.structs.replace(menu[-1], num_layers=n) for n in range(1, most + 1))])
+                        per_stage.append(
+                            [*menu[:-1], *(msgspec.structs.replace(menu[-1], num_layers=n) for n in range(1, most + 1))]
+                        )
                     yield from _with_recompute(job, places, (tp, cp, ep, etp, dp), mbs, vpp, split, chunks, per_stage)
 
 
@@ -154,9 +183,19 @@ def _with_recompute(job, places, degrees, mbs, vpp, split, chunks, per_stage) ->
     for choice in product(*per_stage):
         stages = tuple(
             Stage(
-                pool=pool.name, nodes=nodes, num_layers=split[index], first_layer=chunks[index][0][0],
-                virtual_layers=chunks[index], tp=tp, cp=cp, ep=ep, etp=etp, dp=dp, recompute=choice[index],
-                num_devices=tp * cp * dp, first_rank=index * tp * cp * dp,
+                pool=pool.name,
+                nodes=nodes,
+                num_layers=split[index],
+                first_layer=chunks[index][0][0],
+                virtual_layers=chunks[index],
+                tp=tp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                dp=dp,
+                recompute=choice[index],
+                num_devices=tp * cp * dp,
+                first_rank=index * tp * cp * dp,
                 mtp_layers=job.model.mtp_layers if index == len(places) - 1 else 0,
             )
             for index, (pool, nodes) in enumerate(places)

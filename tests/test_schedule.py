@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pipeline_simulation as simulation
@@ -67,7 +68,7 @@ def test_events_are_a_schedule(pipeline: tuple) -> None:
     assert len({(e.kind, e.stage, e.chunk, e.microbatch) for e in passes}) == len(passes) == 2 * pp * vpp * microbatches
     for stage in range(pp):
         mine = sorted((e for e in passes if e.stage == stage), key=lambda e: e.start_s)
-        assert all(b.start_s >= a.end_s - 1e-9 for a, b in zip(mine, mine[1:], strict=False))
+        assert all(b.start_s >= a.end_s - 1e-9 for a, b in pairwise(mine))
     end = {(e.kind, e.stage, e.chunk, e.microbatch): e.end_s for e in passes}
     for e in passes:
         if e.kind == "forward" and e.stage:
@@ -108,7 +109,8 @@ def test_microbatches_in_flight_equal_the_simulated_peak(pp: int, vpp: int, roun
     timeline = timeline_of([[1.0] * vpp] * pp, [[2.0] * vpp] * pp, [0.1] * pp, microbatches, pp)
     for stage in range(pp):
         passes = sorted(
-            (e for e in timeline.events if e.stage == stage and e.kind in ("forward", "backward")), key=lambda e: e.start_s
+            (e for e in timeline.events if e.stage == stage and e.kind in ("forward", "backward")),
+            key=lambda e: e.start_s,
         )
         held = peak = 0.0
         for e in passes:
@@ -121,8 +123,8 @@ def test_microbatches_in_flight_equal_the_simulated_peak(pp: int, vpp: int, roun
         assert max(sum(n * w for n, w in zip(v, weights, strict=True)) for v in vectors) == pytest.approx(peak)
 
 
-def test_formula_of_model_page_is_no_bound() -> None:
-    """Balanced, free sends: warm-up, M rounds and drain, (M + pp - 1)(f + b): a textbook value (GPipe, PipeDream-Flush)."""
+def test_balanced_pipelines_take_the_textbook_time() -> None:
+    """Free sends: warm-up, M rounds and drain, (M + pp - 1)(f + b) (PipeDream-Flush)."""
     assert one_f_one_b_ends([1.0] * 4, [2.0] * 4, [0.0] * 3, 8)[0] == pytest.approx((8 + 4 - 1) * 3.0)
     # interleaving divides the bubble by vpp (Narayanan et al. 2021, eq. 3)
     ends = interleaved_ends([[0.5, 0.5]] * 4, [[1.0, 1.0]] * 4, [0.0] * 4, 8, 4)

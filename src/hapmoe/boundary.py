@@ -23,13 +23,17 @@ def boundary_bytes(job: JobSpec, options: Options) -> FloatArray:
     return np.asarray(tokens_K * width / shared_K)
 
 
-def boundary_s(job: JobSpec, cluster: Cluster, sender: Pool, receiver: Pool, options: Options, near: bool) -> FloatArray:
+def boundary_s(
+    job: JobSpec, cluster: Cluster, sender: Pool, receiver: Pool, options: Options, near: bool
+) -> FloatArray:
     """Seconds of one transfer between neighbouring stages.
 
     ``near``: both stages live on one node. Pools that no link joins never meet: infinite.
     """
     bytes_K = boundary_bytes(job, options)
-    senders_K = np.minimum(options.devices_K, min(sender.devices_per_node, receiver.devices_per_node)).astype(np.float64)
+    senders_K = np.minimum(options.devices_K, min(sender.devices_per_node, receiver.devices_per_node)).astype(
+        np.float64
+    )
     if sender.name == receiver.name:
         return send_s(bytes_K, senders_K, pool=sender, same_node_K=np.full(len(options), near))
     link = cluster.link(sender.name, receiver.name)

@@ -12,7 +12,9 @@ import click
 from hapmoe import __version__
 
 if TYPE_CHECKING:
+    from hapmoe.cluster import Cluster
     from hapmoe.job import JobSpec
+    from hapmoe.plan import Plan, Violation
     from hapmoe.planning import Planned
     from hapmoe.search import Progress
 
@@ -45,7 +47,9 @@ reads_script = _with(
     click.argument("script"),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
     click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),
-    click.option("--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."),
+    click.option(
+        "--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."
+    ),
     click.option("--global-batch-size", type=click.IntRange(min=1), metavar="N", help="Sequences per step, likewise."),
     click.option(
         "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share of tokens over the mean."
@@ -145,9 +149,13 @@ def plan(
     click.argument("script", required=False),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
     *(click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),),
-    click.option("--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."),
+    click.option(
+        "--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."
+    ),
     click.option("--global-batch-size", type=click.IntRange(min=1), metavar="N", help="Sequences per step, likewise."),
-    click.option("--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share over the mean."),
+    click.option(
+        "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share over the mean."
+    ),
 )
 @takes_cluster
 @click.option("--plan", "plan_file", metavar="FILE", help="A plan.json instead of the script's own degrees.")
@@ -173,27 +181,19 @@ def predict(
     from hapmoe.clusterfile import load_cluster
     from hapmoe.cost import evaluate
     from hapmoe.errors import InputError
-    from hapmoe.planfile import dump_plan, load_plan
-    from hapmoe.present import present_plan
-    from hapmoe.rules import check
+    from hapmoe.planfile import dump_plan
 
     if script is None:
         raise InputError("no script", where="predict", hint="hapmoe predict SCRIPT --cluster FILE [--plan plan.json]")
     cluster = load_cluster(cluster_file)
     job = _read_job(script, args, megatron_version, **reading)
-    note = ""
-    if plan_file:
-        chosen = load_plan(plan_file)
-        violations = check(job, cluster, chosen)
-    else:
-        present = present_plan(job, cluster)
-        chosen, violations, note = present.plan, present.violations, present.note
+    chosen, violations, note = _configuration(job, cluster, plan_file)
     estimate = None
-    if chosen is not None and not any(v.rule in ("pools", "sizes", "layers") for v in violations):
+    if chosen is not None:
         try:
             estimate = evaluate(job, cluster, chosen)
         except InputError:
-            if not violations:
+            if not violations:  # else the violations say what is wrong with it, and better
                 raise
     good = not violations and estimate is not None and estimate.fits
     if as_json:
@@ -275,6 +275,21 @@ def _read_job(script: str, args: tuple[str, ...], megatron_version: str | None, 
         training = msgspec.structs.replace(job.training, megatron_version=megatron_version)
         job = msgspec.structs.replace(job, training=training)
     return job
+
+
+def _configuration(
+    job: JobSpec, cluster: Cluster, plan_file: str | None
+) -> tuple[Plan | None, tuple[Violation, ...], str]:
+    """The plan that is asked about, the rules it breaks, and what was read into it."""
+    from hapmoe.planfile import load_plan
+    from hapmoe.present import present_plan
+    from hapmoe.rules import check
+
+    if plan_file:
+        given = load_plan(plan_file)
+        return given, check(job, cluster, given), ""
+    present = present_plan(job, cluster)
+    return present.plan, present.violations, present.note
 
 
 def _environment(pairs: tuple[str, ...]) -> dict[str, str]:

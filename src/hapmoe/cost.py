@@ -7,7 +7,7 @@ search's, a baseline's, a hand-written one; whether the plan is legal is ``rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +70,7 @@ def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = N
     devices = plan.num_devices
     busy = sum(stage.num_devices * estimate.busy_s for stage, estimate in zip(plan.stages, stages, strict=True))
     model_flops = model_flops_per_step(job)
-    peak = sum(
-        stage.num_devices * _peak(job, pool) for stage, pool in zip(plan.stages, priced.pools, strict=True)
-    )
+    peak = sum(stage.num_devices * _peak(job, pool) for stage, pool in zip(plan.stages, priced.pools, strict=True))
     hardware = model_flops * _recompute_factor(stages)
     tokens = plan.global_batch_size * job.training.seq_len
     exposed = sum(
@@ -138,12 +136,10 @@ def _price_plan(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache) -> _Pr
             raise InputError(f"no pool {stage.pool!r}", where=f"{where}.pool", hint=f"one of {', '.join(known)}")
         pool = known[stage.pool]
         _check_layers(job, stage, vpp, where)
-        table = _once(cache, ("table", *_degrees(stage), stage.recompute), lambda: price(job, pool, _options(stage), _menu(stage.recompute)))  # noqa: B023
+        table = _table(job, pool, stage, stage.recompute, cache)
         rows = np.asarray([stage.virtual_layers], dtype=np.int64)
         flights = np.asarray([in_flight(pp, vpp, index, plan.num_microbatches, group, extra)], dtype=np.int64)
-        slots = Slots(
-            rows[:, :, 0], rows[:, :, 1], flights, np.asarray([index == 0]), np.asarray([index == pp - 1])
-        )
+        slots = Slots(rows[:, :, 0], rows[:, :, 1], flights, np.asarray([index == 0]), np.asarray([index == pp - 1]))
         pools.append(pool)
         of_stage.append(table)
         costs.append(stage_costs(job, table, 0, slots, prefix, fixed=stage.recompute))
@@ -163,14 +159,17 @@ def _check_layers(job: JobSpec, stage: Stage, vpp: int, where: str) -> None:
             )
 
 
-def _once(cache: Cache, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+def _table(job: JobSpec, pool: Pool, stage: Stage, recompute: Recompute, cache: Cache) -> StageTable:
+    """The prices of a stage's degrees on the devices of ``pool``."""
+    key = ("table", pool.name, _degrees(stage), recompute)
     if key not in cache:
-        cache[key] = make()
-    return cache[key]
+        cache[key] = price(job, pool, _options(stage), _menu(recompute))
+    table: StageTable = cache[key]
+    return table
 
 
 def _degrees(stage: Stage) -> tuple[object, ...]:
-    return stage.pool, stage.tp, stage.cp, stage.ep, stage.etp, stage.dp, stage.micro_batch_size
+    return stage.tp, stage.cp, stage.ep, stage.etp, stage.dp, stage.micro_batch_size
 
 
 def _options(stage: Stage) -> Options:
@@ -190,7 +189,11 @@ def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool]) ->
     if plan.vpp > 1:
         pairs.append((plan.pp - 1, 0))
     for a, b in pairs:
-        near = stages[a].pool == stages[b].pool and set(stages[a].nodes) == set(stages[b].nodes) and len(stages[a].nodes) == 1
+        near = (
+            stages[a].pool == stages[b].pool
+            and set(stages[a].nodes) == set(stages[b].nodes)
+            and len(stages[a].nodes) == 1
+        )
         both = [boundary_s(job, cluster, pools[a], pools[b], _options(stages[end]), near)[0] for end in (a, b)]
         sends.append(float(max(both)))  # unequal degrees: the side with more bytes per rank sets the time
     return tuple(sends)
@@ -253,9 +256,9 @@ def _ideal_s(job: JobSpec, cluster: Cluster, priced: _Priced, cache: Cache) -> f
     prefix = class_prefix(job)[:, -1]
     rate = 0.0
     for pool in cluster.pools:
-        degrees = (pool.name, *_degrees(stage)[1:])
-        table = _once(cache, ("table", *degrees, Recompute()), lambda: price(job, pool, _options(stage), _menu(Recompute())))  # noqa: B023
-        compute = prefix @ (table.forward_CK[:, 0] + table.backward_CK[:, 0] - table.exposed_comm_CK[:, 0])
+        table = _table(job, pool, stage, Recompute(), cache)
+        layer_s = table.forward_CK[:, 0] + table.backward_CK[:, 0] - table.exposed_comm_CK[:, 0]
+        compute = float((prefix * layer_s).sum())
         compute += table.embedding_forward_K[0] + table.embedding_backward_K[0]
         compute += table.head_forward_K[0] + table.head_backward_K[0]
         compute += job.model.mtp_layers * (table.mtp_forward_K[0] + table.mtp_backward_K[0])
@@ -267,15 +270,18 @@ def _breakdown(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple
     """Seconds of one microbatch by operation, and what most of them are bound by."""
     stage, pool, table = priced.plan.stages[index], priced.pools[index], priced.tables[index]
     prefix = class_prefix(job)
-    counts = sum(prefix[:, first + count] - prefix[:, first] for first, count in stage.virtual_layers)
+    runs = np.asarray(stage.virtual_layers, dtype=np.int64).reshape(-1, 2)
+    counts = (prefix[:, runs.sum(axis=1)] - prefix[:, runs[:, 0]]).sum(axis=1)
     blocks = {_block_name(kind.moe, kind.window): int(n) for kind, n in zip(table.classes, counts, strict=True)}
     last = index == priced.plan.pp - 1
     blocks["embedding"] = int(index == 0)
     blocks["head"] = int(last) * (1 + stage.mtp_layers)
     seconds: dict[str, float] = {}
     bounds: dict[str, float] = {}
-    lines = _once(cache, ("lines", *_degrees(stage)), lambda: explain(job, pool, _options(stage)))
-    for line in lines:
+    key = ("lines", pool.name, _degrees(stage))
+    if key not in cache:
+        cache[key] = explain(job, pool, _options(stage))
+    for line in cache[key]:
         times = blocks.get(line.block, 0)
         total = times * (line.forward_s + line.backward_s)
         if total:

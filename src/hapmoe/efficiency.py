@@ -157,15 +157,17 @@ def gemm_seconds(
     groups_K: FloatArray | float = 1.0,
     precision: str = "bf16",
     factor: float = 1.0,
+    sustained: float | None = None,
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Seconds of GEMMs, and which are bound by memory; without launch overhead.
 
     Shapes: any that broadcast. ``m_K`` is per group. ``factor`` scales the best rate (grouped
-    kernels, backward passes).
+    kernels, backward passes), and so does ``sustained`` (None: that of the precision).
     """
     low = precision in ("fp8", "fp4")
     curve = efficiency.gemm["fp8" if low else "bf16"]
-    rate = efficiency.peak_of(precision) * curve.e_max * factor * efficiency.sustained[precision if low else "bf16"]
+    rate = efficiency.peak_of(precision) * curve.e_max * factor
+    rate *= efficiency.sustained[precision if low else "bf16"] if sustained is None else sustained
     compute_K = (2.0 / rate) * groups_K * (m_K + curve.m0) * (n_K + curve.m0) * (k_K + curve.k0)
     size = 4.0 if precision == "fp32" else 1.0 if low else 2.0
     traffic_K = groups_K * (k_K * (m_K + n_K) * size + m_K * n_K * max(size, 2.0))
@@ -181,10 +183,11 @@ def attention_seconds(
     *,
     precision: str = "bf16",
     backward: bool = False,
+    sustained: float | None = None,
 ) -> FloatArray:
     """Seconds of attention kernels; ``flops_K`` are those done (causal half), ``heads_K`` heads times sequences."""
     curve = efficiency.attention
     rate = efficiency.peak_of(precision) * curve.e_max * (efficiency.attention_backward if backward else 1.0)
-    rate *= efficiency.sustained["bf16"]
+    rate *= efficiency.sustained["bf16"] if sustained is None else sustained
     tiles_K = heads_K * queries_K / 128.0
     return np.asarray(flops_K / rate * (1.0 + curve.s0 / queries_K) * (1.0 + curve.p0 / tiles_K) + curve.launch_s)

@@ -50,4 +50,3 @@ def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
 def dump_plan(plan: Plan) -> str:
     """plan.json, indented, with a newline at the end."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=1).decode() + "\n"
-

@@ -44,7 +44,14 @@ def plan_job(
     """Search, then score the best uniform plan and the script's own degrees with the same oracle."""
     problem = pose_for(job, cluster, backend, settings)
     result = search(
-        job, cluster, planner=planner, backend=backend, top=top, time_limit_s=time_limit_s, progress=progress, problem=problem
+        job,
+        cluster,
+        planner=planner,
+        backend=backend,
+        top=top,
+        time_limit_s=time_limit_s,
+        progress=progress,
+        problem=problem,
     )
     if result.plan is None or result.estimate is None:
         return Planned(result, ())
@@ -53,7 +60,9 @@ def plan_job(
     result = msgspec.structs.replace(result, plan=plan, ranked=ranked)
     if not compare:
         return Planned(result, ())
-    uniform = search(job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=time_limit_s)
+    uniform = search(
+        job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=time_limit_s
+    )
     step = uniform.estimate.step_s if uniform.estimate else None
     note = "equal layers, one recomputation for all stages" if uniform.estimate else "no uniform plan fits"
     comparisons = (Comparison("best uniform plan", step, note), _own_degrees(job, cluster))

@@ -293,7 +293,9 @@ def _play(
 
 
 @lru_cache(maxsize=4096)
-def in_flight(pp: int, vpp: int, stage: int, num_microbatches: int, group: int, extra: int = 0) -> tuple[tuple[int, ...], ...]:
+def in_flight(
+    pp: int, vpp: int, stage: int, num_microbatches: int, group: int, extra: int = 0
+) -> tuple[tuple[int, ...], ...]:
     """How many microbatches of each chunk a stage holds at its fullest moments.
 
     Without interleaving one vector, (min(M, pp - stage),). With it, every vector that no other
@@ -346,7 +348,9 @@ def timeline_of(
         events.append(Event(stage, kind, microbatch, chunk, start, end))
 
     if vpp == 1:
-        ends = one_f_one_b_ends([row[0] for row in forward], [row[0] for row in backward], send, num_microbatches, note=note)
+        ends = one_f_one_b_ends(
+            [row[0] for row in forward], [row[0] for row in backward], send, num_microbatches, note=note
+        )
     else:
         ends = interleaved_ends(forward, backward, send, num_microbatches, group, extra=extra, note=note)
     synced = []

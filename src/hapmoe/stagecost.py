@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +86,7 @@ def class_prefix(job: JobSpec) -> IntArray:
     return prefix
 
 
-def _per_chunk(n: FloatArray, values_CX: FloatArray) -> FloatArray:
+def _per_chunk(n: NDArray[Any], values_CX: FloatArray) -> FloatArray:
     """[X, ..., C] counts times [C, X] values of each row's option -> [X, ...]"""
     rows = values_CX.T.reshape((len(n),) + (1,) * (n.ndim - 2) + (len(values_CX),))
     total: FloatArray = (n * rows).sum(axis=-1)
@@ -123,57 +124,57 @@ def stage_costs(
     first, last = slots.first_X, slots.last_X
     n_XVC = (prefix_CN[:, start + count] - prefix_CN[:, start]).transpose(1, 2, 0).astype(np.float64)
     n_XC = n_XVC.sum(axis=1)
-    k = np.full(len(start), k) if isinstance(k, int) else k
+    k_X: IntArray = np.full(len(start), k) if isinstance(k, int) else k
 
     def per_row(values_CK: FloatArray) -> FloatArray:
-        total: FloatArray = (n_XC * values_CK[:, k].T).sum(axis=1)
+        total: FloatArray = (n_XC * values_CK[:, k_X].T).sum(axis=1)
         return total
 
-    forward = _per_chunk(n_XVC, table.forward_CK[:, k])
-    backward = _per_chunk(n_XVC, table.backward_CK[:, k])
-    forward[:, 0] += first * table.embedding_forward_K[k]
-    backward[:, 0] += first * table.embedding_backward_K[k]
-    forward[:, -1] += last * (table.head_forward_K[k] + model.mtp_layers * table.mtp_forward_K[k])
-    backward[:, -1] += last * (table.head_backward_K[k] + model.mtp_layers * table.mtp_backward_K[k])
+    forward = _per_chunk(n_XVC, table.forward_CK[:, k_X])
+    backward = _per_chunk(n_XVC, table.backward_CK[:, k_X])
+    forward[:, 0] += first * table.embedding_forward_K[k_X]
+    backward[:, 0] += first * table.embedding_backward_K[k_X]
+    forward[:, -1] += last * (table.head_forward_K[k_X] + model.mtp_layers * table.mtp_forward_K[k_X])
+    backward[:, -1] += last * (table.head_backward_K[k_X] + model.mtp_layers * table.mtp_backward_K[k_X])
 
     dense = per_row(table.dense_params_CK)
-    dense += first * table.embedding_params_K[k]
-    dense += last * (table.head_params_K[k] + model.mtp_layers * table.mtp_dense_params_K[k])
+    dense += first * table.embedding_params_K[k_X]
+    dense += last * (table.head_params_K[k_X] + model.mtp_layers * table.mtp_dense_params_K[k_X])
     if model.tied_embeddings:  # one matrix where one stage is first and last, two copies otherwise
-        dense -= (first & last) * table.embedding_params_K[k]
+        dense -= (first & last) * table.embedding_params_K[k_X]
     elif model.mtp_layers:  # MTP embeds tokens on the last stage with a copy of its own
-        dense += (last & ~first) * table.embedding_params_K[k]
-    expert = per_row(table.expert_params_CK) + last * (model.mtp_layers * table.mtp_expert_params_K[k])
+        dense += (last & ~first) * table.embedding_params_K[k_X]
+    expert = per_row(table.expert_params_CK) + last * (model.mtp_layers * table.mtp_expert_params_K[k_X])
     weights = table.weight_bytes * (dense + expert)
     grads = table.grad_bytes * (dense + expert)
-    states = dense * table.dense_optimizer_bytes_K[k] + expert * table.expert_optimizer_bytes_K[k]
-    workspace = table.workspace_bytes_K[k]
+    states = dense * table.dense_optimizer_bytes_K[k_X] + expert * table.expert_optimizer_bytes_K[k_X]
+    workspace = table.workspace_bytes_K[k_X]
     static = weights + grads + states + workspace
     edge_XV = np.zeros_like(forward)
-    edge_XV[:, 0] += first * table.embedding_activation_K[k]
-    once = last * (table.head_activation_K[k] + model.mtp_layers * table.mtp_activation_K[k])
+    edge_XV[:, 0] += first * table.embedding_activation_K[k_X]
+    once = last * (table.head_activation_K[k_X] + model.mtp_layers * table.mtp_activation_K[k_X])
 
     row, extra, held, choice, block = _recompute(
-        table, k, slots, n_XVC, prefix_CN, edge_XV, static + once, fixed, allowed, every
+        table, k_X, slots, n_XVC, prefix_CN, edge_XV, static + once, fixed, allowed, every
     )
     if len(row) != len(start):
-        forward, backward, dense, expert, n_XC, k = forward[row], backward[row], dense[row], expert[row], n_XC[row], k[row]
+        forward, backward, n_XC, k_X = forward[row], backward[row], n_XC[row], k_X[row]
+        dense, expert, static, once = dense[row], expert[row], static[row], once[row]
         weights, grads, states, workspace = weights[row], grads[row], states[row], workspace[row]
-        static, once = static[row], once[row]
     backward = backward + extra
     activations = held + once
     memory = static + activations
 
     layers = np.maximum(n_XC.sum(axis=1), 1)
     overlapped = (layers - 1) / layers
-    sync = dense * table.dense_sync_s_K[k] + expert * table.expert_sync_s_K[k] + table.sync_latency_s_K[k]
+    sync = dense * table.dense_sync_s_K[k_X] + expert * table.expert_sync_s_K[k_X] + table.sync_latency_s_K[k_X]
     if training.overlap_grad_reduce:
         # Buckets leave as the last microbatch's backward passes them; the last bucket has nothing to hide behind.
         sync = np.maximum(sync - overlapped * backward.sum(axis=1), sync / layers)
-    gather = dense * table.dense_gather_s_K[k] + expert * table.expert_gather_s_K[k]
+    gather = dense * table.dense_gather_s_K[k_X] + expert * table.expert_gather_s_K[k_X]
     if training.overlap_param_gather:
         gather = np.maximum(gather - overlapped * forward.sum(axis=1), gather / layers)
-    optimizer = dense * table.optimizer_s_K[k] + expert * table.expert_optimizer_s_K[k] + gather
+    optimizer = dense * table.optimizer_s_K[k_X] + expert * table.expert_optimizer_s_K[k_X] + gather
     return Costs(
         row_X=row,
         forward_XV=forward,
@@ -225,7 +226,13 @@ def _recompute(
     held_XR = _held(slots.flights_XQV, bytes_XVR) + transient_XR
     if fixed is not None:
         entry = table.menu.index(fixed)
-        return rows, time_XVR[:, :, entry], held_XR[:, entry], np.full(len(n_XVC), entry), np.zeros(len(n_XVC), np.int64)
+        return (
+            rows,
+            time_XVR[:, :, entry],
+            held_XR[:, entry],
+            np.full(len(n_XVC), entry),
+            np.zeros(len(n_XVC), np.int64),
+        )
 
     if every:
         counts_B = np.arange(1, int(slots.count_XV.max(initial=1)) + 1)
@@ -254,7 +261,11 @@ def _recompute(
     if len(tight):
         counts_B = np.arange(1, int(slots.count_XV[tight].max(initial=0)) + 1)
         part = Slots(
-            slots.start_XV[tight], slots.count_XV[tight], slots.flights_XQV[tight], slots.first_X[tight], slots.last_X[tight]
+            slots.start_XV[tight],
+            slots.count_XV[tight],
+            slots.flights_XQV[tight],
+            slots.first_X[tight],
+            slots.last_X[tight],
         )
         time_XBV, bytes_XB = _blocks(table, k[tight], part, n_XVC[tight], prefix_CN, edge_XV[tight], counts_B)
         cost_XB = np.where(bytes_XB <= limit[tight, None], time_XBV.sum(axis=2), np.inf)
@@ -280,10 +291,10 @@ def _recompute(
             )
             is_block = option >= plain
             which = np.where(is_block, option - plain, 0)
-            entry = np.minimum(option, plain - 1)
+            plain_entry = np.minimum(option, plain - 1)
             in_blocks = np.flatnonzero(mixed)[at_row]
-            add_time = np.where(is_block[:, None], time_XBV[in_blocks, which], time_XVR[uneven[at_row], :, entry])
-            add_held = np.where(is_block, bytes_XB[in_blocks, which], held_XR[uneven[at_row], entry])
+            add_time = np.where(is_block[:, None], time_XBV[in_blocks, which], time_XVR[uneven[at_row], :, plain_entry])
+            add_held = np.where(is_block, bytes_XB[in_blocks, which], held_XR[uneven[at_row], plain_entry])
             rows = np.concatenate([rows, uneven[at_row]])
             extra, held = np.concatenate([extra, add_time]), np.concatenate([held, add_held])
             choice = np.concatenate([choice, np.where(is_block, plain, option)])
@@ -342,4 +353,10 @@ def _uniform(
     transient = np.where(present_XC, rebuilt_CX.T, 0.0).max(axis=1)
     rows = len(n_XVC)
     held = _held(slots.flights_XQV, kept_XV) + transient
-    return np.arange(rows), _per_chunk(n_XVC, table.recompute_RCK[full][:, k]), held, np.full(rows, full), np.full(rows, unit)
+    return (
+        np.arange(rows),
+        _per_chunk(n_XVC, table.recompute_RCK[full][:, k]),
+        held,
+        np.full(rows, full),
+        np.full(rows, unit),
+    )

@@ -43,9 +43,16 @@ def _precision(job: JobSpec, op: Op) -> str:
     return "fp4" if training.fp4 else "fp8" if training.fp8_recipe else training.precision
 
 
+def _sustained(job: JobSpec, efficiency: Efficiency) -> float:
+    """Clocks follow the power of the whole step: an FP8 job keeps its bf16 kernels faster too."""
+    training = job.training
+    return efficiency.sustained["fp4" if training.fp4 else "fp8" if training.fp8_recipe else "bf16"]
+
+
 def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: int) -> dict[int, Timed]:
     """All GEMMs of a layer at once: stacked by precision and kind, three passes each."""
     done: dict[int, Timed] = {}
+    clocks = _sustained(job, efficiency)
     sets: dict[tuple[str, bool], list[int]] = {}
     for index, op in enumerate(ops):
         if op.kind in ("gemm", "grouped_gemm"):
@@ -61,10 +68,14 @@ def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: 
         factor = efficiency.grouped["fp8" if peak in ("fp8", "fp4") else "bf16"] if grouped else 1.0
         back = factor * efficiency.gemm_backward
         forward_OK, bound_OK = gemm_seconds(
-            efficiency, m_OK, n_OK, k_OK, groups_K=groups_OK, precision=peak, factor=factor
+            efficiency, m_OK, n_OK, k_OK, groups_K=groups_OK, precision=peak, factor=factor, sustained=clocks
         )
-        dgrad_OK, _ = gemm_seconds(efficiency, m_OK, k_OK, n_OK, groups_K=groups_OK, precision=peak, factor=back)
-        wgrad_OK, _ = gemm_seconds(efficiency, n_OK, k_OK, m_OK, groups_K=groups_OK, precision=peak, factor=back)
+        dgrad_OK, _ = gemm_seconds(
+            efficiency, m_OK, k_OK, n_OK, groups_K=groups_OK, precision=peak, factor=back, sustained=clocks
+        )
+        wgrad_OK, _ = gemm_seconds(
+            efficiency, n_OK, k_OK, m_OK, groups_K=groups_OK, precision=peak, factor=back, sustained=clocks
+        )
         if peak in ("fp8", "fp4"):
             # quantize the input (forward) and the output gradient (backward): read 2 bytes, write 2 x 1
             each = 4.0 / (efficiency.memory_bytes_per_s * efficiency.e_elementwise)
@@ -104,10 +115,18 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | No
     for index, op in enumerate(ops):
         if op.kind == "attention":
             flops_K, queries_K, heads_K = op.flops_K + zero_K, op.m_K + zero_K, op.groups_K + zero_K
-            precision = job.training.precision
-            forward_K = attention_seconds(efficiency, flops_K, queries_K, heads_K, precision=precision)
+            precision, clocks = job.training.precision, _sustained(job, efficiency)
+            forward_K = attention_seconds(
+                efficiency, flops_K, queries_K, heads_K, precision=precision, sustained=clocks
+            )
             backward_K = attention_seconds(
-                efficiency, op.backward * flops_K, queries_K, heads_K, precision=precision, backward=True
+                efficiency,
+                op.backward * flops_K,
+                queries_K,
+                heads_K,
+                precision=precision,
+                backward=True,
+                sustained=clocks,
             )
             if not job.training.flash_attention:
                 traffic_K = op.bytes_K / bandwidth

@@ -58,7 +58,9 @@ def parse_bytes(text: object, where: str = "", example: str = "80 GiB") -> int:
     value, unit = _split(text, where, example)
     scale = _scale(unit[:-1]) if unit.endswith("B") else None
     if scale is None:
-        raise InputError(f"{unit!r} is not a size", where=where, hint=f'sizes are in GiB (2^30) or GB (10^9): "{example}"')
+        raise InputError(
+            f"{unit!r} is not a size", where=where, hint=f'sizes are in GiB (2^30) or GB (10^9): "{example}"'
+        )
     return round(value * scale)
 
 

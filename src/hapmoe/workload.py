@@ -329,15 +329,13 @@ def _dispatch_ops(shapes: Shapes, hidden: float) -> list[Op]:
     def both(name: str, collective: str, bytes_K: Value, axis: str) -> None:
         """A message forward, and its dual backward; hidden by another microbatch or the shared expert."""
         dual = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(collective, collective)
-        for suffix, kind, phase, covered in (
-            ("", collective, "forward", "forward"),
-            ("_grad", dual, "backward", "dgrad"),
-        ):
-            behind = ("*", "layer") if training.overlap_moe_comm else None
-            if behind is None and shared:
-                behind = ("shared1" if name.startswith("dispatch") else "shared2", covered)
-            least = "moe_overlap_exposed_calibration"
-            ops.append(message(f"{name}{suffix}", near, kind, bytes_K, axis, phase, behind, least))
+        first = "shared1" if name.startswith("dispatch") else "shared2"
+        least = "moe_overlap_exposed_calibration"
+        another = ("*", "layer") if training.overlap_moe_comm else None
+        forward = another or ((first, "forward") if shared else None)
+        backward = another or ((first, "dgrad") if shared else None)
+        ops.append(message(name, near, collective, bytes_K, axis, "forward", forward, least))
+        ops.append(message(f"{name}_grad", near, dual, bytes_K, axis, "backward", backward, least))
 
     def move(name: str, bytes_K: Value) -> None:
         ops.append(Op(name, "elementwise", "dispatch", again, bytes_K=bytes_K, backward=1.0, launches_K=launches))

@@ -60,18 +60,25 @@ def _same(text: str, shims: Path) -> None:
         except InputError as error:
             assert truth is None or "differs between versions" in str(error) or "not" in str(error), (str(error), truth)
             if truth is not None and "not a script" not in str(error):
-                assert any(word in str(error) for word in ("not known", "not followed", "not clear")), (str(error), truth)
+                assert any(word in str(error) for word in ("not known", "not followed", "not clear")), (
+                    str(error),
+                    truth,
+                )
             return
         assert truth is not None, (mine, "bash started nothing")
         assert len(mine) == len(truth), (mine, truth)
         assert [theirs if own is None else own for own, theirs in zip(mine, truth, strict=True)] == truth
 
 
-_names = st.sampled_from(["A", "B", "E", "P", "N", "L", "Q", "S", "T", "U", "1", "2", "3", "9", "ARR[1]", "ARR[0]", "MAP[k]", "ARR[9]"])
+_names = st.sampled_from(
+    ["A", "B", "E", "P", "N", "L", "Q", "S", "T", "U", "1", "2", "3", "9", "ARR[1]", "ARR[0]", "MAP[k]", "ARR[9]"]
+)
 _plain = st.sampled_from(["a", "b", "x", "X", "-", "_", "/", ".", "1", ":", "=", ",", "@", "%", "+", "#"])
 _literals = st.lists(_plain, min_size=1, max_size=3).map("".join)
 _patterns = st.lists(
-    st.sampled_from(["a", "b", "*", "?", "[a-c]", "[!x]", "X", "/", ".", "-", "7", "\\*", '"*"', "'?'", "$A", "${N}", "[[:digit:]]"]),
+    st.sampled_from(
+        ["a", "b", "*", "?", "[a-c]", "[!x]", "X", "/", ".", "-", "7", "\\*", '"*"', "'?'", "$A", "${N}", "[[:digit:]]"]
+    ),
     min_size=1,
     max_size=3,
 ).map("".join)
@@ -80,7 +87,9 @@ _patterns = st.lists(
 def _expansions(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     value = st.one_of(inner, _literals, st.just(""), st.just("two words"))
     trims = st.tuples(_names, st.sampled_from(["#", "##", "%", "%%"]), _patterns)
-    swaps = st.tuples(_names, st.sampled_from(["/", "//", "/#", "/%"]), _patterns.filter(lambda p: not p.startswith(("/", "#", "%"))))
+    swaps = st.tuples(
+        _names, st.sampled_from(["/", "//", "/#", "/%"]), _patterns.filter(lambda p: not p.startswith(("/", "#", "%")))
+    )
     return st.one_of(
         _names.map(lambda n: "${" + n + "}"),
         _names.map(lambda n: "${#" + n + "}"),
@@ -92,8 +101,25 @@ def _expansions(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(_names, st.integers(-4, 6)).map(lambda t: f"${{{t[0]}: {t[1]}}}"),
         st.tuples(_names, st.sampled_from(["^", "^^", ",", ",,"])).map(lambda t: "${" + "".join(t) + "}"),
         st.sampled_from(
-            ["$@", "$*", "$#", "${ARR[@]}", "${ARR[*]}", "${#ARR[@]}", "${ARR[@]:1}", "${@:2}", "${@:2:2}", "$N",
-             "${MAP[z w]}", "${ARR[@]#t}", "${ARR[@]/o/0}", "${ARR[-1]}", "${*:1:1}", "${U-$A}", "${ARR[@]^}"]
+            [
+                "$@",
+                "$*",
+                "$#",
+                "${ARR[@]}",
+                "${ARR[*]}",
+                "${#ARR[@]}",
+                "${ARR[@]:1}",
+                "${@:2}",
+                "${@:2:2}",
+                "$N",
+                "${MAP[z w]}",
+                "${ARR[@]#t}",
+                "${ARR[@]/o/0}",
+                "${ARR[-1]}",
+                "${*:1:1}",
+                "${U-$A}",
+                "${ARR[@]^}",
+            ]
         ),
         inner.map(lambda w: f"$(echo {w})" if "\n" not in w else "x"),
     )
@@ -102,7 +128,23 @@ def _expansions(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 def _words() -> st.SearchStrategy[str]:
     piece = st.one_of(
         _literals,
-        st.sampled_from(["'q r'", '"q r"', "\\ ", "''", '""', "\\$", "'$A'", "$'a\\tb'", "\\\\", '"\\$A"', '"\\\\"', "{a,b}", "{1..3}"]),
+        st.sampled_from(
+            [
+                "'q r'",
+                '"q r"',
+                "\\ ",
+                "''",
+                '""',
+                "\\$",
+                "'$A'",
+                "$'a\\tb'",
+                "\\\\",
+                '"\\$A"',
+                '"\\\\"',
+                "{a,b}",
+                "{1..3}",
+            ]
+        ),
     )
     base = st.lists(piece, min_size=1, max_size=3).map("".join)
     nested = st.recursive(base, lambda inner: _expansions(inner), max_leaves=3)
@@ -127,12 +169,52 @@ def test_words_with_ifs(shims: Path, words: list[str], ifs: str) -> None:
 def _arithmetic() -> st.SearchStrategy[str]:
     leaf = st.one_of(
         st.integers(0, 40).map(str),
-        st.sampled_from(["N", "$N", "a", "b", "zero", "big", "ARR[1]", "0x1f", "017", "2#101", "a++", "--b", "${#A}", "u", "(a=3)", "b+=2"]),
+        st.sampled_from(
+            [
+                "N",
+                "$N",
+                "a",
+                "b",
+                "zero",
+                "big",
+                "ARR[1]",
+                "0x1f",
+                "017",
+                "2#101",
+                "a++",
+                "--b",
+                "${#A}",
+                "u",
+                "(a=3)",
+                "b+=2",
+            ]
+        ),
     )
 
     def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         operators = st.sampled_from(
-            ["+", "-", "*", "/", "%", "**", "<<", ">>", "<", ">", "<=", ">=", "==", "!=", "&", "|", "^", "&&", "||", ","]
+            [
+                "+",
+                "-",
+                "*",
+                "/",
+                "%",
+                "**",
+                "<<",
+                ">>",
+                "<",
+                ">",
+                "<=",
+                ">=",
+                "==",
+                "!=",
+                "&",
+                "|",
+                "^",
+                "&&",
+                "||",
+                ",",
+            ]
         )
         return st.one_of(
             st.tuples(inner, operators, inner).map(lambda t: f"{t[0]} {t[1]} {t[2]}"),
@@ -154,14 +236,22 @@ def test_arithmetic(shims: Path, expressions: list[str]) -> None:
 
 
 def _tests() -> st.SearchStrategy[str]:
-    word = st.sampled_from(["$A", '"$A"', "$N", '"$E"', "$E", "abc", "7", '"a b"', "'a*'", "$U", '"$B"', "a*", "8", '""', "x"])
+    word = st.sampled_from(
+        ["$A", '"$A"', "$N", '"$E"', "$E", "abc", "7", '"a b"', "'a*'", "$U", '"$B"', "a*", "8", '""', "x"]
+    )
     unary = st.tuples(st.sampled_from(["-z", "-n"]), word).map(" ".join)
     binary = st.tuples(word, st.sampled_from(["=", "!=", "==", "-eq", "-lt", "-ge", "-ne"]), word).map(" ".join)
     return st.one_of(unary, binary, word, st.tuples(st.just("!"), st.one_of(unary, binary)).map(" ".join))
 
 
 @_SETTINGS
-@given(st.lists(st.tuples(_tests(), st.sampled_from(["[ ", "[[ "]), st.sampled_from(["&&", "||"]), _tests()), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(_tests(), st.sampled_from(["[ ", "[[ "]), st.sampled_from(["&&", "||"]), _tests()),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_conditions(shims: Path, cases: list[tuple[str, str, str, str]]) -> None:
     lines = []
     for left, opening, joint, right in cases:
@@ -179,13 +269,35 @@ def _statements() -> st.SearchStrategy[str]:
         word.map(lambda w: f"X={w}"),
         st.sampled_from(["X+=a", "X+=' b'", "X+=$n", 'X+="$1"']),
         word.map(lambda w: f"L+=({w})"),
-        st.sampled_from(["n=$((n+1))", "((n+=2))", "shift", 'set -- "$@" new', "true", "false", "L[n]=at", "unset X", "f x y", "X=$(f q)",
-                         "read X <<< '1 2'", "local_ok=1", "break", "continue", "return 0", "X=$(echo a; false)", "R+=$?", "eval 'X=ev$n'"]),
+        st.sampled_from(
+            [
+                "n=$((n+1))",
+                "((n+=2))",
+                "shift",
+                'set -- "$@" new',
+                "true",
+                "false",
+                "L[n]=at",
+                "unset X",
+                "f x y",
+                "X=$(f q)",
+                "read X <<< '1 2'",
+                "local_ok=1",
+                "break",
+                "continue",
+                "return 0",
+                "X=$(echo a; false)",
+                "R+=$?",
+                "eval 'X=ev$n'",
+            ]
+        ),
     )
 
     def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         body = st.lists(inner, min_size=1, max_size=3).map("\n".join)
-        condition = st.sampled_from(["[ $n -gt 2 ]", '[[ $X == a* ]]', "((n % 2))", "[ -n \"$X\" ]", "true", "f 1", "! false", '[ "$#" -gt 1 ]'])
+        condition = st.sampled_from(
+            ["[ $n -gt 2 ]", "[[ $X == a* ]]", "((n % 2))", '[ -n "$X" ]', "true", "f 1", "! false", '[ "$#" -gt 1 ]']
+        )
         return st.one_of(
             st.tuples(condition, body, body).map(lambda t: f"if {t[0]}; then\n{t[1]}\nelse\n{t[2]}\nfi"),
             body.map(lambda b: f"for i in 1 2 3; do\n{b}\ndone"),
@@ -195,7 +307,7 @@ def _statements() -> st.SearchStrategy[str]:
             st.tuples(condition, inner).map(lambda t: f"{t[0]} && {{ {t[1]}; }}"),
             st.tuples(condition, inner).map(lambda t: f"{t[0]} || {{ {t[1]}; }}"),
             body.map(lambda b: f"(\n{b}\n)"),
-            body.map(lambda b: f"g() {{\nlocal X=in\n{b}\n}}\ng w \"v v\""),
+            body.map(lambda b: f'g() {{\nlocal X=in\n{b}\n}}\ng w "v v"'),
         )
 
     return st.recursive(simple, grow, max_leaves=8)

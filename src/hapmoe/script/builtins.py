@@ -290,7 +290,7 @@ def _return(shell: Shell, args: Args) -> None:
             int(words[0]) & 255 if re.fullmatch(r"-?\d+", words[0]) else None if MARK.search(words[0]) else 2
         )
     if not shell.calls and len(shell.sources) < 2:
-        shell.state.status = 1
+        shell.state.status = 2
         return
     raise Control("return")
 

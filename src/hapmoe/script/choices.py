@@ -53,7 +53,8 @@ def and_or(shell: Shell, node: AndOr) -> None:
 def if_(shell: Shell, node: If) -> None:
     def clause(place: int) -> None:
         if place == len(node.clauses):
-            shell.state.status = 0
+            if not node.otherwise:
+                shell.state.status = 0
             shell.program(node.otherwise)
             return
         condition, body = node.clauses[place]

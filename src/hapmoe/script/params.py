@@ -39,6 +39,7 @@ def expand_param(shell: Shell, part: Param, where: str, *, quoted: bool) -> list
         if not _declared(shell, part):
             missing(shell, part.name)
         value = Text("", where)
+        op = "" if op == ":" else op
     if op:
         value = Text(_operate(shell, part, value.text, where), value.where)
     return [_one(value.text, value.where or where, quoted)]
@@ -103,6 +104,7 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
     op = part.op
     if op == ":":
         values = _slice(shell, part, values, where)
+        many = "*" if quoted and not shell.splitting else many  # in an assignment a slice is joined with IFS
     elif op and op.lstrip(":") in ("-", "=", "+", "?"):
         joined = " ".join(value.text for value in values)
         present = Text(joined, where) if values else None

@@ -200,7 +200,11 @@ def _width(pattern: str) -> int:
 def substitute(text: str, pattern: str, by: str, op: str) -> str:
     """``${text/pattern/by}`` and its variants ``//``, ``/#``, ``/%``: the longest match at the leftmost place."""
     _bounded(text, pattern)
+    if not pattern:
+        return by + text if op == "/#" else text + by if op == "/%" else text
     extended = bool(_EXTENDED.search(pattern))
+    if not text:
+        return by if regex_of(pattern).fullmatch("") else text
     greedy = re.compile(translate(pattern), re.DOTALL)
     if op == "/%":
         kept = strip_suffix(text, pattern, longest=True)

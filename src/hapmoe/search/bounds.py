@@ -29,7 +29,9 @@ EPS = 1e-9
 """Relative slack when a division decides how many layers fit: bounds must not cut by rounding."""
 
 
-def pipeline_bound(forward_XJV: FloatArray, backward_XJV: FloatArray, send_J: FloatArray, microbatches: int) -> FloatArray:
+def pipeline_bound(
+    forward_XJV: FloatArray, backward_XJV: FloatArray, send_J: FloatArray, microbatches: int
+) -> FloatArray:
     """[X] lower bound on the end of the last backward of stage 0, splits known.
 
     ``send_J``: per boundary, at least pp-1 entries.
@@ -193,7 +195,10 @@ def _chain_bound(problem: Problem, a: _StageArrays, placement_G: IntArray, optio
     times; one backward pass follows. The same holds for the backward passes, after one forward pass.
     """
     links = np.asarray(
-        [sum(float(problem.sends[key][k]) for key in problem.send_names_PB[p]) for p, k in zip(placement_G, option_G, strict=True)]
+        [
+            sum(float(problem.sends[key][k]) for key in problem.send_names_PB[p])
+            for p, k in zip(placement_G, option_G, strict=True)
+        ]
     )
     forward = np.where(a.real_GJ, a.forward_GJ, np.inf).min(axis=1)
     backward = np.where(a.real_GJ, a.backward_GJ, np.inf).min(axis=1)
@@ -287,7 +292,9 @@ def _stage_arrays(problem: Problem, placement_G: IntArray, option_G: IntArray, v
     def rank_bytes(dense: list[FloatArray], expert: list[FloatArray]) -> FloatArray:
         return pick(
             [
-                (t.weight_bytes + t.grad_bytes) * (d + e) + d * t.dense_optimizer_bytes_K + e * t.expert_optimizer_bytes_K
+                (t.weight_bytes + t.grad_bytes) * (d + e)
+                + d * t.dense_optimizer_bytes_K
+                + e * t.expert_optimizer_bytes_K
                 for t, d, e in zip(tables, dense, expert, strict=True)
             ]
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +144,7 @@ def price_entries(problem: Problem, settings: Sequence[Setting], low_GJ: IntArra
         none, nothing = np.zeros(0, np.int64), np.zeros(0)
         chunks = np.zeros((0, vpp))
         return Entries(none, none, none, chunks, chunks, nothing, nothing, nothing, none, none)
-    parts: list[tuple[FloatArray, ...]] = []
+    parts: list[tuple[NDArray[Any], ...]] = []
     for row, costs in price_rows(problem, settings, point, stage, start_XV, count_XV):
         loose = relaxed[row]
         keep = costs.fits_X | loose
@@ -293,7 +294,7 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
         total_low, total_high = low.sum(axis=1), high.sum(axis=1)
         dead_G = dead_G | missing_G | (total_low > layers) | (total_high < layers)
         alive &= ~dead_G[g]
-        alive &= (entries.layers_E + (total_low - np.minimum(low.sum(axis=1), total_low))[g] >= 0)
+        alive &= entries.layers_E + (total_low - np.minimum(low.sum(axis=1), total_low))[g] >= 0
         reach_high = total_high[g] - high[at] + entries.layers_E >= layers
         reach_low = total_low[g] - low[at] + entries.layers_E <= layers
         alive &= reach_high & reach_low

@@ -100,6 +100,9 @@ def search_exact(
         bound = min(bound, float(quick_G[order[settled]]))
     if not problem.space.complete:
         bound = min(bound, float(quick_G[order[0]]))
+    if top > 1 and not uniform and not cut:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            _runners_up(problem, state, order, quick_G, top)
     return _result(problem, state, pruned, bound, began, planner, backend, top)
 
 
@@ -140,9 +143,7 @@ def _search_chunk(
     pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < state.best]
-    settings = {
-        int(g): setting_of(problem, Point(int(placement[g]), int(option[g]), int(vpp[g]))) for g in order
-    }
+    settings = {int(g): setting_of(problem, Point(int(placement[g]), int(option[g]), int(vpp[g]))) for g in order}
     first = 0
     while first < len(order):
         # Without a good incumbent everything looks open: start with a few points, then take many at once.
@@ -212,13 +213,62 @@ def _check_time(began: float, time_limit_s: float | None) -> None:
         raise _OutOfTimeError
 
 
+RUNNERS_UP = 24
+"""Grid points looked at for the next-best plans, and by how much slower they may be."""
+SLOWER = 1.3
+
+
+def _runners_up(problem: Problem, state: _State, order: IntArray, quick_G: FloatArray, most: int) -> None:
+    """Add plans that use other degrees or places than those found, for the user to choose from.
+
+    They are the best of the points with the lowest bounds, not certified to be the second best.
+    """
+    rows = order[quick_G[order] < SLOWER * state.best][: 8 * RUNNERS_UP]
+    placement, option, vpp, row = _expand(problem, rows)
+    seen = {_kind(problem, point) for _, point, _ in state.found}
+    if not len(row) or len(seen) >= most:
+        return
+    ceiling = SLOWER * state.best
+    bound, high_GJ = point_bounds(problem, placement, option, vpp, quick_G[row], ceiling)
+    tried = 0
+    for g in np.argsort(bound, kind="stable").tolist():
+        point = Point(int(placement[g]), int(option[g]), int(vpp[g]))
+        if bound[g] >= ceiling or tried >= RUNNERS_UP:
+            break
+        if _kind(problem, point) in seen:
+            continue
+        tried += 1
+        other = _State(best=ceiling)
+        setting = setting_of(problem, point)
+        _solve_group(problem, other, [setting], bound[[g]], high_GJ[[g]], 0.0, None)
+        state.found += other.found
+
+
+def _kind(problem: Problem, point: Point) -> tuple[object, ...]:
+    """What makes a plan another one in a user's eyes: places and degrees."""
+    options, k = problem.space.options, point.option
+    degrees = (options.tp_K[k], options.cp_K[k], options.ep_K[k], options.etp_K[k], options.dp_K[k])
+    place = problem.space.placements[point.placement]
+    return place.pools, place.stages, *(int(value) for value in degrees)
+
+
 def _result(
-    problem: Problem, state: _State, pruned: Counter[str], bound: float, began: float, planner: str, backend: str, top: int
+    problem: Problem,
+    state: _State,
+    pruned: Counter[str],
+    bound: float,
+    began: float,
+    planner: str,
+    backend: str,
+    top: int,
 ) -> SearchResult:
     ranked: list[tuple[Plan, Estimate]] = []
-    for _, point, solution in sorted(state.found, key=lambda entry: entry[0])[:top]:
-        plan = make_plan(problem, point, solution.layers, solution.choices, planner, backend)
-        ranked.append((plan, evaluate(problem.job, problem.cluster, plan)))
+    kinds: set[tuple[object, ...]] = set()
+    for _, point, solution in sorted(state.found, key=lambda entry: entry[0]):
+        if len(ranked) < top and _kind(problem, point) not in kinds:
+            kinds.add(_kind(problem, point))
+            plan = make_plan(problem, point, solution.layers, solution.choices, planner, backend)
+            ranked.append((plan, evaluate(problem.job, problem.cluster, plan)))
     plan, estimate = ranked[0]
     bound = min(bound, estimate.step_s)
     gap = (estimate.step_s - bound) / estimate.step_s

@@ -66,7 +66,11 @@ class Problem:
 
 
 def pose(
-    job: JobSpec, cluster: Cluster, menu: tuple[Recompute, ...], pins: Pins, keep: Callable[[Placement], bool] = lambda _: True
+    job: JobSpec,
+    cluster: Cluster,
+    menu: tuple[Recompute, ...],
+    pins: Pins,
+    keep: Callable[[Placement], bool] = lambda _: True,
 ) -> Problem:
     """Enumerate and price the space of ``job`` on ``cluster``."""
     space = build_space(job, cluster)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 
 import numpy as np
 
@@ -71,7 +71,11 @@ def divisors(number: int) -> list[int]:
 def _stages(nodes: int, devices_per_node: int, size: int) -> int | None:
     """Stages of ``size`` devices on so many nodes; None where they do not come out whole."""
     if size >= devices_per_node:
-        return nodes * devices_per_node // size if size % devices_per_node == 0 and nodes * devices_per_node % size == 0 else None
+        return (
+            nodes * devices_per_node // size
+            if size % devices_per_node == 0 and nodes * devices_per_node % size == 0
+            else None
+        )
     return nodes * (devices_per_node // size) if devices_per_node % size == 0 else None
 
 
@@ -91,7 +95,7 @@ def _placements(cluster: Cluster, size: int, most_stages: int) -> tuple[list[Pla
             continue
         for order in permutations(used):
             names = [cluster.pools[index].name for index in order]
-            if all(cluster.link(a, b) for a, b in zip(names, names[1:], strict=False)):
+            if all(cluster.link(a, b) for a, b in pairwise(names)):
                 nodes = tuple(combination[index][0] for index in order)
                 stages = tuple(combination[index][1] for index in order)
                 found.append(Placement(size, order, nodes, stages))

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.resolve import chunk_layers
@@ -154,15 +156,17 @@ def _best_of(
 
 
 def _from_entries(stages: Sequence[Entries], splits: IntArray) -> _Candidates:
-    def column(name: str) -> FloatArray:
+    def column(name: str) -> NDArray[Any]:
         return np.stack([getattr(stage, name)[splits[:, j]] for j, stage in enumerate(stages)], axis=1)
 
-    names = ("forward_EV", "backward_EV", "sync_E", "optimizer_E")
     return _Candidates(
-        column("layers_E").astype(np.int64),
-        *(column(name) for name in names),
-        column("choice_E").astype(np.int64),
-        column("block_E").astype(np.int64),
+        column("layers_E"),
+        column("forward_EV"),
+        column("backward_EV"),
+        column("sync_E"),
+        column("optimizer_E"),
+        column("choice_E"),
+        column("block_E"),
     )
 
 
@@ -177,14 +181,18 @@ def _price_splits(problem: Problem, setting: Setting, stages: Sequence[Entries],
     unique, inverse = np.unique(keyed, axis=0, return_inverse=True)
     chunks = unique[:, 1:].reshape(len(unique), vpp, 2)
     nowhere = np.zeros(len(unique), np.int64)
-    parts = []
+    parts: list[tuple[NDArray[Any], ...]] = []
     for row, costs in price_rows(problem, [setting], nowhere, unique[:, 0], chunks[:, :, 0], chunks[:, :, 1]):
         columns = (costs.forward_XV, costs.backward_XV, costs.sync_X, costs.optimizer_X, costs.choice_X, costs.block_X)
         parts.append(tuple(values[costs.fits_X] for values in (row, *columns)))
-    row, *columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    joined: list[NDArray[Any]] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    row = joined[0]
     order = np.argsort(row, kind="stable")
     row = row[order]
-    begin, end = np.searchsorted(row, np.arange(len(unique))), np.searchsorted(row, np.arange(len(unique)), side="right")
+    begin, end = (
+        np.searchsorted(row, np.arange(len(unique))),
+        np.searchsorted(row, np.arange(len(unique)), side="right"),
+    )
     where = inverse.reshape(len(rows), pp)
     # one stage after the other: every candidate branches into the ways its stage can recompute
     split = np.arange(len(rows))
@@ -197,7 +205,8 @@ def _price_splits(problem: Problem, setting: Setting, stages: Sequence[Entries],
         picked = np.concatenate([picked[branch], (begin[at][branch] + offset)[:, None]], axis=1)
         split = split[branch]
     entry = order[picked]
-    return _Candidates(layers_XJ[split], *(column[entry] for column in columns))
+    forward, backward, sync, optimizer, choice, block = (column[entry] for column in joined[1:])
+    return _Candidates(layers_XJ[split], forward, backward, sync, optimizer, choice, block)
 
 
 def score(setting: Setting, forward_XJV: FloatArray, backward_XJV: FloatArray, sync_XJ: FloatArray) -> FloatArray:
@@ -215,7 +224,7 @@ def score(setting: Setting, forward_XJV: FloatArray, backward_XJV: FloatArray, s
     return steps
 
 
-def _ends(setting: Setting, forward: list, backward: list, maximum) -> list:  # type: ignore[no-untyped-def, type-arg]
+def _ends(setting: Setting, forward: list[list[Any]], backward: list[list[Any]], maximum: Any) -> list[Any]:
     send = setting.send_J.tolist()
     if setting.point.vpp == 1:
         flat = [row[0] for row in forward], [row[0] for row in backward]
@@ -261,5 +270,8 @@ def best_equal(problem: Problem, settings: Sequence[Setting], below: float) -> t
             if step < below:
                 entry = min(int(usable[x]), plain)
                 choice = (entry, int(usable[x]) - plain + 1 if entry == plain else 0)
-                below, best = step, (setting, Solution(step, (layers // setting.pp,) * setting.pp, (choice,) * setting.pp))
+                below, best = (
+                    step,
+                    (setting, Solution(step, (layers // setting.pp,) * setting.pp, (choice,) * setting.pp)),
+                )
     return best
