@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import yaml
+
 from bench.accuracy import load
 from bench.fit_efficiency import DATA
 from bench.rows import Case, Skip, case_of, stated_step_s
-
 from hapmoe import comm, efficiency
 from hapmoe.cost import evaluate
 from hapmoe.errors import HapmoeError
@@ -77,6 +77,7 @@ class Fit:
         self.weights = np.array([sizes[group] ** -0.5 for group in groups])
         self.tables = efficiency._tables()
         self.chosen = np.ones(len(self.cases), dtype=bool)
+        self.fitted: list[tuple[str, dict[str, Any], str]] = []
 
     def ratios(self) -> Any:
         efficiency._efficiency.cache_clear()
@@ -114,6 +115,7 @@ class Fit:
     def run(self, steps: tuple[float, ...], *, moe: bool) -> None:
         self.chosen = np.array([bool(row["arch"].get("experts")) == moe for row, _, _ in self.cases])
         parameters = self.parameters(moe)
+        self.fitted += parameters
         best = self.loss()
         print(f"{int(self.chosen.sum())} rows, loss {best:.4f}")
         for step in steps:
@@ -141,11 +143,14 @@ class Fit:
         self.chosen[:] = True
         ratios = self.ratios()
         error = float(np.median(np.abs(ratios - 1)))
-        text = f"bench/fit_calibration.py on {len(self.cases)} published training steps, median error {error:.1%}"
-        for name in (*DENSE, *MOE):
-            self.tables["calibration"][name]["source"] = text
-        for kind in KINDS:
-            self.tables["rows"][kind].get("sustained_calibration", {})["source"] = text
+        text = f"bench/fit_calibration.py on {len(self.cases)} published training steps"
+        text += f"; median error on these same rows {error:.1%}"
+        for name, place, key in self.fitted:
+            low, high = next((limit for part, limit in LIMITS.items() if part in name), (1e-6, 10.0))
+            # a value on its bound says that the bound chose it, not the rows
+            place[f"{key}_source" if key in ("bf16", "fp8", "fp4") else "source"] = text + (
+                f"; ON ITS BOUND {place[key]}" if place[key] in (low, high) else ""
+            )
         print(text)
 
 

@@ -12,7 +12,7 @@ shift $(( $# > 2 ? 2 : $# ))
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1
 
-readonly HERE=${MEGATRON_PATH:-/workspace/Megatron-LM}
+readonly HERE=${MEGATRON_PATH:-/opt/Megatron-LM}
 readonly GPUS=8 NODES=2
 
 function model_args() {

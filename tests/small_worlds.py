@@ -92,11 +92,11 @@ def random_cluster(rng: random.Random, devices: int) -> Cluster:
 
 
 def tighten(rng: random.Random, cluster: Cluster, estimates: list[Estimate]) -> Cluster:
-    """The cluster with just so much memory that some of the estimated plans fit and some do not."""
+    """The cluster with about as much memory as one of the estimated plans (without recomputation) needs."""
     sample = rng.choice(estimates)
     stage = max(sample.stages, key=lambda stage: stage.memory_bytes)
     fixed = stage.memory.workspace
-    limit = fixed + rng.uniform(0.8, 1.15) * (stage.memory_bytes - fixed)
+    limit = fixed + rng.uniform(0.7, 1.05) * (stage.memory_bytes - fixed)
     pools = tuple(
         msgspec.structs.replace(
             pool, memory_reserve_bytes=max(0, int(pool.device.memory_bytes - limit * rng.choice([0.97, 1.0, 1.03])))

@@ -19,22 +19,22 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line and exit."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="hapmoe", standalone_mode=False)
         code = code if isinstance(code, int) else 0
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         code = stop.exit_code
-    except click.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except HapmoeError as error:
-        _tell(error)
-        code = error.exit_code
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("hapmoe: interrupted", err=True)
         code = 130
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "hapmoe"
+        said = " ".join(error.format_message().split()).rstrip(".")
+        _tell(f"{said}; `{command} --help` lists what there is")
+        code = error.exit_code
+    except HapmoeError as error:
+        _tell(str(error))
+        code = error.exit_code
     except BrokenPipeError:
         # The reader went away (`hapmoe devices | head`): nothing left to say, and nothing to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,12 +48,12 @@ def main() -> None:
     sys.exit(code)
 
 
-def _tell(error: HapmoeError) -> None:
+def _tell(text: str) -> None:
     if "--json" in sys.argv[1:]:
         import json
 
-        click.echo(json.dumps({"error": str(error)}))
-    click.echo(f"hapmoe: {error}", err=True)
+        click.echo(json.dumps({"error": text}))
+    click.echo(f"hapmoe: {text}", err=True)
 
 
 if __name__ == "__main__":

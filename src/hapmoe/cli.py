@@ -204,8 +204,8 @@ def predict(
         click.echo(json.dumps(document, indent=1))
         return 0 if good else 1
     if chosen is None or estimate is None:
-        for violation in violations:
-            click.echo(f"{violation.message}" + (f"; {violation.hint}" if violation.hint else ""))
+        lines = [f"{broken.message}; {broken.hint}" if broken.hint else broken.message for broken in violations]
+        click.echo("\n".join(dict.fromkeys(lines)))
         if note:
             click.echo(note)
         return 1

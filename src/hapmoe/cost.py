@@ -49,8 +49,9 @@ class _Priced:
 def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = None) -> Estimate:
     """What one step of ``plan`` takes: time, memory per stage, utilisation, and what bounds it.
 
-    Raises InputError for a plan that names pools or layers that do not exist. A plan that breaks
-    one of Megatron's rules or does not fit is estimated all the same; ``fits`` says the latter.
+    Raises InputError for a plan that names pools or layers that do not exist, or that has no
+    timeline at all. A plan that breaks another of Megatron's rules or does not fit is estimated
+    all the same; ``fits`` says the latter.
     ``cache`` (a dict, of one job and one cluster) keeps prices between calls.
     """
     cache = {} if cache is None else cache
@@ -127,6 +128,12 @@ def _price_plan(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache) -> _Pr
     pp, vpp = plan.pp, plan.vpp
     group = job.training.microbatch_group_size or pp
     extra = int(job.training.overlap_moe_comm)
+    if vpp > 1 and (group < pp or plan.num_microbatches < group or 0 < plan.num_microbatches % group < pp):
+        raise InputError(
+            f"{plan.num_microbatches} microbatches in groups of {group} for {pp} stages cannot be interleaved",
+            where="vpp",
+            hint="vpp 1 needs no groups",
+        )
     prefix = class_prefix(job)
     known = {pool.name: pool for pool in cluster.pools}
     pools, costs, of_stage = [], [], []
@@ -136,6 +143,7 @@ def _price_plan(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache) -> _Pr
             raise InputError(f"no pool {stage.pool!r}", where=f"{where}.pool", hint=f"one of {', '.join(known)}")
         pool = known[stage.pool]
         _check_layers(job, stage, vpp, where)
+        _check_degrees(stage, where)
         table = _table(job, pool, stage, stage.recompute, cache)
         rows = np.asarray([stage.virtual_layers], dtype=np.int64)
         flights = np.asarray([in_flight(pp, vpp, index, plan.num_microbatches, group, extra)], dtype=np.int64)
@@ -157,6 +165,17 @@ def _check_layers(job: JobSpec, stage: Stage, vpp: int, where: str) -> None:
                 f"layers {first} to {first + count - 1} of a model of {job.model.num_layers}",
                 where=f"{where}.virtual_layers",
             )
+
+
+def _check_degrees(stage: Stage, where: str) -> None:
+    for name in ("tp", "cp", "ep", "etp", "dp", "micro_batch_size", "num_devices"):
+        if (value := getattr(stage, name)) < 1:
+            raise InputError(f"{name} is {value}", where=f"{where}.{name}", hint="1 or more")
+    if stage.num_devices % (stage.etp * stage.ep):
+        raise InputError(
+            f"etp * ep = {stage.etp * stage.ep} does not divide the stage's {stage.num_devices} devices",
+            where=f"{where}.ep",
+        )
 
 
 def _table(job: JobSpec, pool: Pool, stage: Stage, recompute: Recompute, cache: Cache) -> StageTable:

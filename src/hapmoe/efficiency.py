@@ -105,7 +105,9 @@ def _row(name: str) -> dict[str, Any]:
     while "borrow" in row:
         lender = dict(rows[row.pop("borrow")])
         row = lender | {"borrowed": True} | row
-    return dict(rows["default"]) | row
+    default = dict(rows["default"])
+    row["sustained_calibration"] = default.get("sustained_calibration", {}) | row.get("sustained_calibration", {})
+    return default | row
 
 
 def efficiency_of(device: Device) -> Efficiency:

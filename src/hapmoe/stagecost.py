@@ -161,7 +161,6 @@ def stage_costs(
         forward, backward, n_XC, k_X = forward[row], backward[row], n_XC[row], k_X[row]
         dense, expert, static, once = dense[row], expert[row], static[row], once[row]
         weights, grads, states, workspace = weights[row], grads[row], states[row], workspace[row]
-    backward = backward + extra
     activations = held + once
     memory = static + activations
 
@@ -169,8 +168,10 @@ def stage_costs(
     overlapped = (layers - 1) / layers
     sync = dense * table.dense_sync_s_K[k_X] + expert * table.expert_sync_s_K[k_X] + table.sync_latency_s_K[k_X]
     if training.overlap_grad_reduce:
-        # Buckets leave as the last microbatch's backward passes them; the last bucket has nothing to hide behind.
+        # Buckets leave as the last microbatch's backward passes them; the last bucket has nothing to hide
+        # behind. Recomputation is not counted as cover: a stage never gets faster by recomputing more.
         sync = np.maximum(sync - overlapped * backward.sum(axis=1), sync / layers)
+    backward = backward + extra
     gather = dense * table.dense_gather_s_K[k_X] + expert * table.expert_gather_s_K[k_X]
     if training.overlap_param_gather:
         gather = np.maximum(gather - overlapped * forward.sum(axis=1), gather / layers)

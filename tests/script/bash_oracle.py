@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ case "${{0##*/}}" in
       case "${{args[i]}}" in bash|sh) exec "${{args[@]:i}}" ;; esac; done ;;
   ssh) exec {bash} -c "${{@: -1}}" ;;
 esac
-{{ printf '%s\0' "${{0##*/}}" "$@"; printf '\n\0\n\0'; }} >> "$HAPMOE_RECORD"
+{{ printf '%s\0' "${{0##*/}}" "$@"; }} > "$HAPMOE_RECORD.$$"
 """
 
 
@@ -76,28 +77,27 @@ def stand_ins(folder: Path) -> Path:
 
 
 def run_bash(script: Path, args: tuple[str, ...], env: dict[str, str], shims: Path) -> list[list[str]]:
-    """Every launch the script makes: the launcher's name and its words."""
-    record = script.parent / "record"
-    record.write_bytes(b"")
-    full = {
-        "PATH": f"{shims}:{os.defpath}",
-        "HOME": "/home/nobody",
-        "USER": "nobody",
-        "HAPMOE_RECORD": str(record),
-        "LC_ALL": "C.UTF-8",
-        **env,
-    }
-    subprocess.run(
-        [BASH, script.name, *args],
-        cwd=script.parent,
-        env=full,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=20,
-        check=False,
-    )
-    launches = record.read_bytes().decode().split("\n\0\n\0")
-    return [launch.split("\0")[:-1] for launch in launches if launch]
+    """Every launch the script makes, in order: the launcher's name and its words."""
+    with tempfile.TemporaryDirectory() as folder:
+        full = {
+            "PATH": f"{shims}:{os.defpath}",
+            "HOME": "/home/nobody",
+            "USER": "nobody",
+            "HAPMOE_RECORD": f"{folder}/record",
+            "LC_ALL": "C.UTF-8",
+            **env,
+        }
+        subprocess.run(
+            [BASH, script.name, *args],
+            cwd=script.parent,
+            env=full,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=20,
+            check=False,
+        )
+        files = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        return [path.read_bytes().decode().split("\0")[:-1] for path in files]
 
 
 def training_of(launches: list[list[str]]) -> list[str] | None:

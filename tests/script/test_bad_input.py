@@ -117,9 +117,8 @@ def test_many_unknown_conditions(tmp_path: Path) -> None:
 )
 def test_secrets_are_not_shown(text: str, tmp_path: Path) -> None:
     script = tmp_path / "t.sh"
-    script.write_text(
-        text + "DB_PASSWD=topsecret torchrun pretrain_gpt.py --num-layers 2 $ARGS --key $WANDB_API_KEY --t $DB_PASSWD\n"
-    )
+    launch = "torchrun pretrain_gpt.py --num-layers 2 $ARGS --key $WANDB_API_KEY --t $DB_PASSWD\n"
+    script.write_text(f"{text}export DB_PASSWD=topsecret\n{launch}")
     result = read_script(script, env={"WANDB_API_KEY": "topsecret"})
     assert "topsecret" not in repr(result)
     assert any(token.text is None for token in result.argv)
@@ -136,17 +135,8 @@ def test_names_that_only_look_secret(tmp_path: Path) -> None:
 
 
 def test_command() -> None:
-    words = [
-        "torchrun",
-        "--nnodes=2",
-        "--nproc_per_node",
-        "8",
-        "pretrain_gpt.py",
-        "--num-layers",
-        "4",
-        "--x",
-        "a b; $HOME",
-    ]
+    words = ["torchrun", "--nnodes=2", "--nproc_per_node", "8", "pretrain_gpt.py"]
+    words += ["--num-layers", "4", "--x", "a b; $HOME"]
     result = read_command(words)
     assert [token.text for token in result.argv] == words[5:]
     assert (result.world_size, result.nodes, result.devices_per_node) == (16, 2, 8)
@@ -165,10 +155,7 @@ def test_where_and_unset_and_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = read_script("train.sh", env={"SITE": "s", "CALLER": "c"})
     assert [(t.text, t.where) for t in result.argv[:2]] == [("--num-layers", "train.sh:6"), ("24", "train.sh:2")]
     assert result.unset == ("GONE (train.sh:7)",)
-    assert [(name, token.text) for name, token in result.env] == [
-        ("OMP_NUM_THREADS", "1"),
-        ("SITE", "s"),
-        ("NCCL_DEBUG", "INFO"),
-    ]
+    env = [(name, token.text) for name, token in result.env]
+    assert env == [("OMP_NUM_THREADS", "1"), ("SITE", "s"), ("NCCL_DEBUG", "INFO")]
     assert result.where == "train.sh:9"
     assert result.argv[-1].source == '"/c/$(date +%s)"'

@@ -82,7 +82,7 @@ def _next(argv: Sequence[Token], at: int) -> Occurrence:
             where=token.where,
             hint="give the variables it needs with --env NAME=VALUE",
         )
-    if not _is_flag(token):
+    if token.text is None or not _is_flag(token):
         return Occurrence("", "", None, (token,), at, 1, token.where)
     name = token.text
     arity = arity_of(name)

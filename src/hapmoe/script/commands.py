@@ -152,7 +152,7 @@ def _unknown_command(shell: Shell, words: list[Text], why: str) -> None:
     shell.state.status = None
     entries = any(word.text.endswith(".py") for word in words)
     if looks_like_training(words) or (
-        entries and ("option" in why or ("not known" in why and MARK.search(words[0].text)))
+        entries and ("option" in why or "would take" in why or ("not known" in why and MARK.search(words[0].text)))
     ):
         raise InputError(
             f"what this command runs is not clear: {why}",

@@ -183,8 +183,11 @@ def _torchrun(
     if not tail:
         return Inside("none", (), around)
     hidden = "?" in parsed.flags
-    nodes_text = parsed.last("nnodes") or environment("PET_NNODES") or (None if hidden else "1")
-    devices_text = parsed.last("nproc_per_node") or environment("PET_NPROC_PER_NODE") or (None if hidden else "1")
+    default = None if hidden else "1"
+    nodes_text, devices_text = (
+        parsed.last(option) if option in parsed.found else environment(variable) or default
+        for option, variable in (("nnodes", "PET_NNODES"), ("nproc_per_node", "PET_NPROC_PER_NODE"))
+    )
     nodes, devices = integer(nodes_text), integer(devices_text)
     low, colon, high = (nodes_text or "").partition(":")
     if colon and low == high:
@@ -192,6 +195,8 @@ def _torchrun(
     if nodes is None and around.parallel and around.tasks_per_node in (None, 1) and not colon:
         nodes = around.nodes
     entry, argv = tail[0], tail[1:]
+    if re.fullmatch(r"[\d:.]*", entry.text):
+        raise Refused(f"{name} would take {entry.text!r} for the training script")
     if "no_python" in parsed.flags:
         return Inside(
             "words",

@@ -84,8 +84,10 @@ def _long(spec: Options, parsed: Parsed, words: list[str], pos: int) -> int:
         parsed.found.setdefault(name, []).append("=".join(words[pos + 1 : pos + 3]))
         return 3
     if name in spec.values or spec.all_take_values:
-        parsed.found.setdefault(name, []).append(words[pos + 1] if pos + 1 < len(words) else "")
-        return 2
+        value = words[pos + 1] if pos + 1 < len(words) else ""
+        missing = value.startswith("--")  # its value expanded to nothing; the next option is not its value
+        parsed.found.setdefault(name, []).append("" if missing else value)
+        return 1 if missing else 2
     raise UnknownOption(words[pos])
 
 

@@ -31,13 +31,13 @@ def expand_param(shell: Shell, part: Param, where: str, *, quoted: bool) -> list
         return _many(shell, part, many, where, quoted=quoted)
     value = scalar(shell, part.name, part.index)
     if part.length:
-        return [_one(_length(shell, part, value), where, quoted)]
+        return [_one(_length(shell, part, value, where), where, quoted)]
     op = part.op
     if op and op.lstrip(":") in ("-", "=", "+", "?"):
         return _substituted(shell, part, value, where, quoted=quoted)
     if value is None:
         if not _declared(shell, part):
-            missing(shell, part.name)
+            missing(shell, part.name, where)
         value = Text("", where)
         op = "" if op == ":" else op
     if op:
@@ -65,7 +65,7 @@ def _indirect(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_P
         return _separated([Text(name, where) for name in names], "@" if part.op == "@" else "*", where, quoted, shell)
     value = scalar(shell, part.name, part.index)
     if value is None:
-        missing(shell, part.name)
+        missing(shell, part.name, where)
         return [_one("", where, quoted)]
     found = shell.state.find(part.name)
     if found and found[1].ref:
@@ -114,9 +114,9 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
         values = [Text(_operate(shell, part, value.text, where), value.where) for value in values]
     if not values and part.name not in ("@", "*") and not _declared(shell, part):
         if "nounset" in shell.state.options and part.index is None:
-            missing(shell, part.name)
+            missing(shell, part.name, where)
         elif not shell.state.find(part.name):
-            shell.world.unset.setdefault(part.name, shell.where())
+            shell.world.unset.setdefault(part.name, where)
     return _separated(values, many, where, quoted, shell)
 
 
@@ -163,9 +163,9 @@ def _plain(shell: Shell, parts: tuple[Part, ...] | None, where: str) -> str:
     return "".join(each.text for each in words.fragments(shell, parts or (), where, quoted=True))
 
 
-def _length(shell: Shell, part: Param, value: Text | None) -> str:
+def _length(shell: Shell, part: Param, value: Text | None, where: str) -> str:
     if value is None:
-        missing(shell, part.name)
+        missing(shell, part.name, where)
         return "0"
     if MARK.search(value.text):
         return shell.world.marks.derive(value.text, "", part.source, shell.where(), single=True, nonempty=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from .arithmetic import Number, evaluate
+from .launched import product
 from .state import Var
 from .values import MARK, Text, Unknown, is_secret_name
 
@@ -111,9 +112,57 @@ def _provided(shell: Shell, name: str) -> Text | None:
         return Text(shell.world.marks.mark(unknown), here)
     if name == "IFS":
         return Text(" \t\n", "")
+    if name.startswith("SLURM") and shell.around.slurm:
+        return _slurm(shell, name)
     if name == "OPTIND":
         return Text("1", "")
     return None
+
+
+_SLURM_UNKNOWN = frozenset(
+    [
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_NODELIST",
+        "SLURM_SUBMIT_DIR",
+        "SLURM_JOB_NAME",
+        "SLURM_CPUS_ON_NODE",
+        "SLURMD_NODENAME",
+        "SLURM_SUBMIT_HOST",
+        "SLURM_JOB_PARTITION",
+        "SLURM_JOB_USER",
+        "SLURM_STEP_NODELIST",
+        "SLURM_TMPDIR",
+        "SLURM_LAUNCH_NODE_IPADDR",
+        "SLURM_JOB_START_TIME",
+        "SLURM_JOB_GPUS",
+        "SLURM_TASKS_PER_NODE",
+    ]
+)
+_SLURM_PLACES = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
+
+
+def _slurm(shell: Shell, name: str) -> Text | None:
+    """What Slurm sets in a batch script and inside srun: sizes from its options, the rest not known."""
+    around = shell.around
+    tasks = around.tasks if around.tasks is not None else product(around.nodes, around.tasks_per_node)
+    known = {
+        "SLURM_NNODES": around.nodes,
+        "SLURM_JOB_NUM_NODES": around.nodes,
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS_PER_NODE": around.tasks_per_node,
+        "SLURM_GPUS_ON_NODE": around.devices_per_node,
+        "SLURM_GPUS_PER_NODE": around.devices_per_node,
+    }
+    value = 0 if name in _SLURM_PLACES and not around.parallel else known.get(name)
+    if value is not None:
+        return Text(str(value), "Slurm options")
+    if name not in _SLURM_UNKNOWN and name not in _SLURM_PLACES and name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
+        return None
+    unknown = Unknown(f"Slurm's ${name}", f"${{{name}}}", shell.where(), stable=name not in _SLURM_PLACES)
+    return Text(shell.world.marks.mark(unknown), shell.where())
 
 
 def _special(shell: Shell, name: str) -> Text | None:
@@ -247,7 +296,7 @@ def write_number(shell: Shell, name: str, index: str | None, value: Number) -> N
     assign(shell, name, index, Text(shell.number_text(value, f"${{{name}}}"), shell.where()))
 
 
-def missing(shell: Shell, name: str) -> None:
+def missing(shell: Shell, name: str, where: str = "") -> None:
     """Note that ``name`` was read while unset; under ``set -u`` that ends the script."""
     if name in ("@", "*"):
         return
@@ -257,7 +306,7 @@ def missing(shell: Shell, name: str) -> None:
         raise InputError(f"{label} is not set, and the script runs under set -u", where=shell.where(), hint=hint)
     if name.isdigit():
         shell.world.missing = name
-    shell.world.unset.setdefault(label, shell.where())
+    shell.world.unset.setdefault(label, where or shell.where())
 
 
 def secret(shell: Shell, name: str, value: Text) -> Text:
