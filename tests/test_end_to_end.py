@@ -165,7 +165,9 @@ def check_rank(plan: dict[str, Any], rank: int, argv: list[str], world: int) -> 
     """One rank's arguments make Megatron-Core's groups and configuration, and these are the plan's."""
     args = parse(argv)
     config = config_from(args, **model_arguments(argv))
-    index = next(i for i, s in enumerate(plan["stages"]) if s["first_rank"] <= rank < s["first_rank"] + s["num_devices"])
+    index = next(
+        i for i, s in enumerate(plan["stages"]) if s["first_rank"] <= rank < s["first_rank"] + s["num_devices"]
+    )
     stage = plan["stages"][index]
     assert (args.tensor_model_parallel_size, args.context_parallel_size) == (stage["tp"], stage["cp"])
     assert args.pipeline_model_parallel_size == len(plan["stages"])
@@ -283,7 +285,19 @@ def test_launched_for_real(script: str, cluster_file: str, tmp_path: Path, shims
     """The whole way by commands: ``hapmoe plan``, host names, launch.sh; the trainer is a stand-in."""
     path = ROOT / "examples" / f"{script}.sh"
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "hapmoe", "plan", "-e", "MEGATRON_PATH=.", str(path), "--json", "--out", "out", "--cluster"]
+    command = [
+        sys.executable,
+        "-m",
+        "hapmoe",
+        "plan",
+        "-e",
+        "MEGATRON_PATH=.",
+        str(path),
+        "--json",
+        "--out",
+        "out",
+        "--cluster",
+    ]
     done = subprocess.run(
         [*command, str(ROOT / "examples" / "clusters" / f"{cluster_file}.yaml")],
         cwd=tmp_path,

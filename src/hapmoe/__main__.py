@@ -19,8 +19,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line and exit."""
     try:
-        code = cli.main(prog_name="hapmoe", standalone_mode=False)
-        code = code if isinstance(code, int) else 0
+        code = _run(sys.argv[1:] or ["--help"])
         sys.stdout.flush()
     except click.exceptions.Exit as stop:
         code = stop.exit_code
@@ -46,6 +45,17 @@ def main() -> None:
         click.echo("hapmoe: this is a bug in HAPMoE, please report it with the lines above", err=True)
         code = 70
     sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """What click's own ``main`` does, without its opinion of Ctrl-C and of readers that go away."""
+    if instruction := os.environ.get("_HAPMOE_COMPLETE"):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "hapmoe", "_HAPMOE_COMPLETE", instruction)
+    with cli.make_context("hapmoe", words) as context:
+        code = cli.invoke(context)
+    return code if isinstance(code, int) else 0
 
 
 def _tell(text: str) -> None:

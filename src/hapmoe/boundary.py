@@ -11,7 +11,7 @@ from hapmoe.options import FloatArray, Options
 from hapmoe.units import DTYPE_BYTES
 from hapmoe.workload import uses_sequence_parallel
 
-__all__ = ["boundary_bytes", "boundary_s", "same_node"]
+__all__ = ["boundary_bytes", "boundary_s", "near", "same_node"]
 
 
 def boundary_bytes(job: JobSpec, options: Options) -> FloatArray:
@@ -24,18 +24,18 @@ def boundary_bytes(job: JobSpec, options: Options) -> FloatArray:
 
 
 def boundary_s(
-    job: JobSpec, cluster: Cluster, sender: Pool, receiver: Pool, options: Options, near: bool
+    job: JobSpec, cluster: Cluster, sender: Pool, receiver: Pool, options: Options, inside: bool
 ) -> FloatArray:
     """Seconds of one transfer between neighbouring stages.
 
-    ``near``: both stages live on one node. Pools that no link joins never meet: infinite.
+    ``inside``: both stages live on one scale-up fabric. Pools that no link joins never meet: infinite.
     """
     bytes_K = boundary_bytes(job, options)
     senders_K = np.minimum(options.devices_K, min(sender.devices_per_node, receiver.devices_per_node)).astype(
         np.float64
     )
     if sender.name == receiver.name:
-        return send_s(bytes_K, senders_K, pool=sender, same_node_K=np.full(len(options), near))
+        return send_s(bytes_K, senders_K, pool=sender, same_node_K=np.full(len(options), inside))
     link = cluster.link(sender.name, receiver.name)
     if link is None:
         return np.full(len(options), np.inf)
@@ -43,5 +43,12 @@ def boundary_s(
 
 
 def same_node(pool: Pool, size: int, place: int) -> bool:
-    """Do the stages at ``place`` and ``place + 1`` within the pool, ``size`` devices each, share a node?"""
-    return (place + 2) * size <= ((place * size) // pool.devices_per_node + 1) * pool.devices_per_node
+    """Do the stages at ``place`` and ``place + 1`` within the pool, ``size`` devices each, share a fabric?"""
+    last = (place + 2) * size - 1
+    return near(pool, place * size // pool.devices_per_node, last // pool.devices_per_node)
+
+
+def near(pool: Pool, first_node: int, last_node: int) -> bool:
+    """Are the nodes from the first to the last within one scale-up domain (a node, or a rack of nodes)?"""
+    domain = max(pool.device.scale_up_domain // pool.devices_per_node, 1)
+    return first_node // domain == last_node // domain

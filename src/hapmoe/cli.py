@@ -265,11 +265,16 @@ def devices(names: tuple[str, ...], as_json: bool) -> int:
 
 
 def _read_job(script: str, args: tuple[str, ...], megatron_version: str | None, **reading: Any) -> JobSpec:
+    import re
+
     import msgspec
 
+    from hapmoe.errors import InputError
     from hapmoe.extract import extract as read
 
     reading["env"] = _environment(reading["env"])
+    if megatron_version and not re.match(r"(core_)?[vr]?\d+\.\d+", megatron_version):
+        raise InputError(f"not a version: {megatron_version!r}", where="--megatron-version", hint="such as 0.16.1")
     job = read(script, args, **reading)
     if megatron_version:
         training = msgspec.structs.replace(job.training, megatron_version=megatron_version)
@@ -322,7 +327,10 @@ def _no_plan(planned: Planned, as_json: bool) -> int:
 def _print(renderable: Any) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(renderable)
+    console = Console(highlight=False)
+    with console.capture() as captured:  # rich itself would exit with 1 when the reader goes away
+        console.print(renderable)
+    sys.stdout.write(captured.get())
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hapmoe.boundary import boundary_s
+from hapmoe.boundary import boundary_s, near
 from hapmoe.cluster import Cluster, Pool
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
@@ -128,6 +128,8 @@ def _price_plan(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache) -> _Pr
     pp, vpp = plan.pp, plan.vpp
     group = job.training.microbatch_group_size or pp
     extra = int(job.training.overlap_moe_comm)
+    if vpp < 1:
+        raise InputError(f"vpp is {vpp}", where="vpp", hint="1 or more")
     if vpp > 1 and (group < pp or plan.num_microbatches < group or 0 < plan.num_microbatches % group < pp):
         raise InputError(
             f"{plan.num_microbatches} microbatches in groups of {group} for {pp} stages cannot be interleaved",
@@ -208,12 +210,9 @@ def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool]) ->
     if plan.vpp > 1:
         pairs.append((plan.pp - 1, 0))
     for a, b in pairs:
-        near = (
-            stages[a].pool == stages[b].pool
-            and set(stages[a].nodes) == set(stages[b].nodes)
-            and len(stages[a].nodes) == 1
-        )
-        both = [boundary_s(job, cluster, pools[a], pools[b], _options(stages[end]), near)[0] for end in (a, b)]
+        nodes = (*stages[a].nodes, *stages[b].nodes)
+        inside = stages[a].pool == stages[b].pool and bool(nodes) and near(pools[a], min(nodes), max(nodes))
+        both = [boundary_s(job, cluster, pools[a], pools[b], _options(stages[end]), inside)[0] for end in (a, b)]
         sends.append(float(max(both)))  # unequal degrees: the side with more bytes per rank sets the time
     return tuple(sends)
 

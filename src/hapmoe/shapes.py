@@ -164,17 +164,20 @@ def graph_scope(job: JobSpec) -> Literal["none", "layers", "full"]:
 
 
 def gemm(name: str, part: str, m_K: Value, n_K: Value, k_K: Value, size: float, **more: object) -> Op:
+    """A matrix product ``[m, k] x [k, n]`` of elements of ``size`` bytes, forward."""
     flops_K = 2.0 * m_K * n_K * k_K
     bytes_K = size * (m_K * k_K + n_K * k_K + m_K * n_K)
     return Op(name, "gemm", part, m_K=m_K, n_K=n_K, k_K=k_K, flops_K=flops_K, bytes_K=bytes_K, **more)  # type: ignore[arg-type]
 
 
 def norm(name: str, shapes: Shapes, width: float, tokens_K: Value, modules: tuple[str, ...] = ()) -> Op:
+    """A normalisation of ``tokens_K`` rows of ``width``."""
     # forward reads x and writes y; backward reads x and dy, writes dx
     return Op(name, "elementwise", "norm", modules, bytes_K=2 * shapes.bytes * width * tokens_K, backward=1.5)
 
 
 def residual(name: str, shapes: Shapes, modules: tuple[str, ...] = ()) -> Op:
+    """Bias, dropout and the residual sum behind attention or MLP."""
     # bias, dropout, add: two reads, one write; backward is one read and one write (mask or bias)
     return Op(
         name,

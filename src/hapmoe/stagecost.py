@@ -141,7 +141,7 @@ def stage_costs(
     dense += first * table.embedding_params_K[k_X]
     dense += last * (table.head_params_K[k_X] + model.mtp_layers * table.mtp_dense_params_K[k_X])
     if model.tied_embeddings:  # one matrix where one stage is first and last, two copies otherwise
-        dense -= (first & last) * table.embedding_params_K[k_X]
+        dense -= (first & last) * (table.embedding_params_K[k_X] - model.learned_positions * model.hidden)
     elif model.mtp_layers:  # MTP embeds tokens on the last stage with a copy of its own
         dense += (last & ~first) * table.embedding_params_K[k_X]
     expert = per_row(table.expert_params_CK) + last * (model.mtp_layers * table.mtp_expert_params_K[k_X])

@@ -31,6 +31,7 @@ def say(*texts: str, style: str = "") -> Text:
 
 
 def cell(text: str, style: str = "") -> Text:
+    """Text of the user's or ours as it is: no markup, no control characters."""
     from rich.text import Text
 
     return Text(clean(text), style=style)
@@ -49,6 +50,7 @@ def item(text: str) -> RenderableType:
 
 
 def make_table(*headings: str, title: str = "") -> Table:
+    """A table with these headings; those of numbers stand at the right."""
     from rich import box
     from rich.table import Table
 
@@ -61,6 +63,7 @@ def make_table(*headings: str, title: str = "") -> Table:
 
 
 def show_pairs(title: str, pairs: Sequence[tuple[str, str]]) -> RenderableType:
+    """A titled list of names and what they are."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hapmoe.boundary import boundary_s, same_node
+from hapmoe.boundary import boundary_s, near, same_node
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, IntArray, StageTable
@@ -94,7 +94,7 @@ def _boundaries(cluster: Cluster, placement: Placement) -> tuple[tuple[int, int,
     for index, (pool, stages) in enumerate(zip(placement.pools, placement.stages, strict=True)):
         keys += [(pool, pool, same_node(cluster.pools[pool], placement.size, place)) for place in range(stages - 1)]
         following = placement.pools[(index + 1) % len(placement.pools)]
-        one_node = len(placement.pools) == 1 and placement.nodes[0] == 1
+        one_node = len(placement.pools) == 1 and near(cluster.pools[pool], 0, placement.nodes[0] - 1)
         keys.append((pool, following, one_node))
     return tuple(keys)
 

@@ -1,0 +1,132 @@
+"""The few changes inside megatron.core that it needs without Transformer Engine, Apex and triton; in memory only."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hapmoe.lab.imports import when_imported
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Arrange every patch for the moment at which its module is imported."""
+    import typing
+
+    if not hasattr(typing, "override"):  # newer Megatron takes it from Python 3.12
+        typing.override = lambda method: method  # type: ignore[attr-defined]
+    when_imported("megatron.legacy.fused_kernels", _no_kernels)
+    when_imported("megatron.core.transformer.moe.moe_utils", _no_te_gemm)
+    when_imported("megatron.core.transformer.torch_norm", _mark_norms)
+    when_imported("megatron.core.transformer.dot_product_attention", _gather_keys)
+    if importlib.util.find_spec("triton") is None and not any(isinstance(f, _Stub) for f in sys.meta_path):
+        sys.meta_path.insert(0, _Stub())  # type: ignore[arg-type]
+
+
+def _no_kernels(module: Any) -> None:
+    module.load = lambda _: None  # it would look for nvcc
+
+
+def _no_te_gemm(module: Any) -> None:
+    # 0.16.x without Transformer Engine: the router asks for a name that was never imported
+    module.__dict__.setdefault("te_general_gemm", None)
+
+
+def _mark_norms(module: Any) -> None:
+    """torch's norms under sequence parallelism lack only the mark by which their gradients are summed over tp."""
+    make = module.WrappedTorchNorm.__new__
+
+    def new(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = copy.copy(config)
+        plain.sequence_parallel = plain.persist_layer_norm = plain.memory_efficient_layer_norm = False
+        norm = make(cls, plain, *args, **kwargs)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+    module.WrappedTorchNorm.__new__ = new
+
+
+def _gather_keys(module: Any) -> None:
+    """Context parallelism for the local attention: gather K and V of the whole sequence, in Megatron's order.
+
+    Rank r of n holds the r-th and the (2n-1-r)-th of 2n pieces (utils.get_batch_on_this_cp_rank).
+    """
+    attention = module.DotProductAttention
+    init, run = attention.__init__, attention.forward
+
+    def init_whole(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if config.context_parallel_size == 1:
+            init(self, config, *args, **kwargs)
+            return
+        alone = copy.copy(config)
+        alone.context_parallel_size = 1
+        init(self, alone, *args, **kwargs)
+        self.config = config
+
+    def forward(self: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks = self.config.context_parallel_size
+        if ranks > 1:
+            import torch
+            from megatron.core import parallel_state
+            from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+
+            group, rank = parallel_state.get_context_parallel_group(), parallel_state.get_context_parallel_rank()
+            size = key.size(0) // 2
+            pieces = [piece for other in range(ranks) for piece in (other, 2 * ranks - 1 - other)]
+            order = torch.cat([torch.arange(piece * size, (piece + 1) * size) for piece in pieces])
+            back, mine = torch.argsort(order), order[rank * 2 * size : (rank + 1) * 2 * size]
+            key, value = (
+                gather_from_sequence_parallel_region(one.contiguous(), True, group=group)[back] for one in (key, value)
+            )
+            attention_mask = (torch.arange(len(order))[None, :] > mine[:, None])[None, None]
+        return run(self, query, key, value, attention_mask, *args, **kwargs)
+
+    attention.__init__, attention.forward = init_whole, forward
+
+
+class _Stub:
+    """Stands in for the modules of megatron.core that import triton unconditionally.
+
+    Their kernels are never launched in training on CPU. Only those modules are replaced, so that
+    torch still sees that there is no triton.
+    """
+
+    unguarded = re.compile(rb"^(import|from) triton", re.M)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not name.startswith("megatron.core.") or not path:
+            return None
+        for folder in path:
+            source = Path(folder) / f"{name.rpartition('.')[2]}.py"
+            if source.is_file():
+                needs = self.unguarded.search(source.read_bytes())
+                return ModuleSpec(name, self, origin=str(source)) if needs else None  # type: ignore[arg-type]
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def absent(name: str) -> Callable[..., bool]:
+            if name.startswith("__"):
+                raise AttributeError(name)
+
+            def unavailable(*_: Any, **__: Any) -> bool:
+                if name.startswith("is_"):
+                    return False
+                raise RuntimeError(f"{module.__name__}.{name} needs triton")
+
+            return unavailable
+
+        module.__getattr__ = absent  # type: ignore[method-assign]
