@@ -13,10 +13,12 @@ from hapmoe.cost import evaluate
 from hapmoe.pricing import recompute_menu
 from hapmoe.rules import check
 from hapmoe.search import pose_for, search
-from hapmoe.search.bounds import point_bounds, quick_bounds
-from hapmoe.search.entries import price_entries, setting_of
-from hapmoe.search.problem import Point, Problem
-from hapmoe.search.space import legal_vpp
+from hapmoe.search.bounds import option_bounds
+from hapmoe.search.entries import price_entries
+from hapmoe.search.expand import expand_counts, expand_orders
+from hapmoe.search.points import Points
+from hapmoe.search.problem import Problem, Setting, settings_of
+from hapmoe.search.reach import point_bounds
 from hapmoe.search.split import best_split
 
 SPACES, BLOCKS = 300, 10
@@ -74,37 +76,44 @@ def run_space(seed: int) -> str:
 
 def check_bounds(problem: Problem, seed: int) -> None:
     """Every grid point solved alone, with nothing to beat: no bound may exceed what comes out."""
-    if not len(problem.grid.option_G):
+    if not len(problem.space.options):
         return
+    slack = 1 + 1e-9
     with np.errstate(all="ignore"):
-        quick_G, possible_G = quick_bounds(problem)
-        for row in range(len(quick_G)):
-            placement = problem.space.placements[problem.grid.placement_G[row]]
-            for vpp in legal_vpp(problem.job, placement.pp, int(problem.grid.microbatches_G[row])):
-                if not problem.pins.allow("vpp", vpp):
-                    continue
-                point = Point(int(problem.grid.placement_G[row]), int(problem.grid.option_G[row]), vpp)
-                step = solve_alone(problem, point)
-                arrays = [np.asarray([value]) for value in (point.placement, point.option, vpp)]
-                bound, _ = point_bounds(problem, *arrays, np.zeros(1), np.inf)
-                slack = 1 + 1e-9
-                assert step == np.inf or possible_G[row], (seed, point)
-                assert quick_G[row] <= step * slack and bound[0] <= step * slack, (seed, point, quick_G[row], bound, step)
-                if step < np.inf:
-                    limited, _ = point_bounds(problem, *arrays, quick_G[[row]], step * 1.1)
-                    assert limited[0] <= step * slack, (seed, point, limited, step)
+        every = np.arange(len(problem.space.options))
+        bound_K, possible_K = option_bounds(problem)
+        option, stages, bound, unlisted = expand_counts(problem, every, np.inf)
+        assert not unlisted
+        points, floor = expand_orders(problem, option, stages, bound)
+        if not len(points):
+            return
+        assert len({row.tobytes() for row in key_of(points)}) == len(points)
+        point_bound, _ = point_bounds(problem, points, np.zeros(len(points)), np.inf)
+        for g, setting in enumerate(settings_of(problem, points)):
+            step = solve_alone(problem, setting)
+            if step == np.inf:
+                continue
+            k = setting.option
+            assert possible_K[k] and bound_K[k] <= step * slack, (seed, setting, bound_K[k], step)
+            assert floor[g] <= step * slack and point_bound[g] <= step * slack, (seed, setting, floor[g], step)
+            limited, _ = point_bounds(problem, points.take(np.asarray([g])), floor[[g]], step * 1.1)
+            assert limited[0] <= step * slack, (seed, setting, limited, step)
 
 
-def solve_alone(problem: Problem, point: Point) -> float:
+def key_of(points: Points) -> np.ndarray:
+    return np.concatenate([np.stack([points.option_G, points.order_G, points.vpp_G], 1), points.stages_GP], axis=1)
+
+
+def solve_alone(problem: Problem, setting: Setting) -> float:
     """The best step of one grid point, over all its splits; infinite where none fits."""
-    setting, layers = setting_of(problem, point), problem.job.model.num_layers
-    if setting.pp * point.vpp > layers:
+    layers = problem.job.model.num_layers
+    if setting.pp * setting.vpp > layers:
         return np.inf
-    most = layers - (setting.pp - 1) * point.vpp
+    most = layers - (setting.pp - 1) * setting.vpp
     shape = (1, setting.pp)
-    entries = price_entries(problem, [setting], np.full(shape, point.vpp), np.full(shape, most))
-    found, complete = best_split(problem, setting, entries, np.inf, 1e-9)
-    assert complete
+    entries = price_entries(problem, [setting], np.full(shape, setting.vpp), np.full(shape, most))
+    found, left_open = best_split(problem, setting, entries, np.inf, 1e-9)
+    assert left_open == np.inf
     return found.step_s if found else np.inf
 
 

@@ -19,36 +19,14 @@ from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.schedule import in_flight
-from hapmoe.search.bounds import EPS
-from hapmoe.search.problem import Point, Problem
+from hapmoe.search.bounds import EPS, blocked_s
+from hapmoe.search.problem import Problem, Setting
 from hapmoe.stagecost import Costs, Slots, stage_costs
 
-__all__ = ["Entries", "Setting", "price_entries", "price_rows", "prune", "setting_of"]
+__all__ = ["Entries", "price_entries", "price_rows", "prune"]
 
 MOST_RUNS = 12
 """Different runs of layers that one stage may hold, priced each; beyond it a weaker bound stands in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What stays the same for all splits of a grid point."""
-
-    point: Point
-    pool_J: tuple[int, ...]
-    send_J: FloatArray
-    """Per boundary; the wrap to the first stage last."""
-    microbatches: int
-    group: int
-    extra: int
-
-    @property
-    def pp(self) -> int:
-        return len(self.pool_J)
-
-    @property
-    def flat(self) -> bool:
-        """Does the exact formula of blocking transfers hold (1F1B with a full pipeline)?"""
-        return self.point.vpp == 1 and self.microbatches >= self.pp
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +48,6 @@ class Entries:
         return Entries(*(getattr(self, name)[which] for name in self.__slots__))
 
 
-def setting_of(problem: Problem, point: Point) -> Setting:
-    """Sends, microbatches and pools of a grid point."""
-    placement = problem.space.placements[point.placement]
-    options, training = problem.space.options, problem.job.training
-    per_step = int(options.mbs_K[point.option] * options.dp_K[point.option])
-    return Setting(
-        point,
-        placement.pool_of_stage,
-        np.asarray(problem.point_sends(point)),
-        training.global_batch_size // per_step,
-        training.microbatch_group_size or placement.pp,
-        int(training.overlap_moe_comm),
-    )
-
-
 def price_rows(
     problem: Problem,
     settings: Sequence[Setting],
@@ -101,7 +64,7 @@ def price_rows(
     width = max(setting.pp for setting in settings)
     pool_GJ = np.asarray([[*s.pool_J, *[0] * (width - s.pp)] for s in settings], np.int64)
     last_G = np.asarray([s.pp - 1 for s in settings], np.int64)
-    option_G = np.asarray([s.point.option for s in settings], np.int64)
+    option_G = np.asarray([s.option for s in settings], np.int64)
     flights = _flights(settings, width)
     pool_X = pool_GJ[point_X, stage_X]
     priced = []
@@ -118,7 +81,7 @@ def price_rows(
 def _flights(settings: Sequence[Setting], width: int) -> IntArray:
     """[G, J, Q, V]"""
     rows = [
-        [in_flight(s.pp, s.point.vpp, min(j, s.pp - 1), s.microbatches, s.group, s.extra) for j in range(width)]
+        [in_flight(s.pp, s.vpp, min(j, s.pp - 1), s.microbatches, s.group, s.extra) for j in range(width)]
         for s in settings
     ]
     deepest = max(len(vectors) for row in rows for vectors in row)
@@ -127,7 +90,7 @@ def _flights(settings: Sequence[Setting], width: int) -> IntArray:
 
 def price_entries(problem: Problem, settings: Sequence[Setting], low_GJ: IntArray, high_GJ: IntArray) -> Entries:
     """All entries with ``low`` to ``high`` layers per stage. All settings share vpp."""
-    vpp = settings[0].point.vpp
+    vpp = settings[0].vpp
     many_GJ = np.maximum(high_GJ - low_GJ + 1, 0)
     width = low_GJ.shape[1]
     flat = np.repeat(np.arange(many_GJ.size), many_GJ.ravel())
@@ -222,7 +185,7 @@ def _runs(
         many = int(np.prod([float(len(starts)) for starts in options])) > MOST_RUNS
         if many:
             table = problem.tables[setting.pool_J[stage]]
-            weights = (table.forward_CK + table.backward_CK)[:, setting.point.option]
+            weights = (table.forward_CK + table.backward_CK)[:, setting.option]
             lightest = []
             for chunk, starts in enumerate(options):
                 begin = np.asarray(starts)
@@ -245,7 +208,7 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
     """
     layers = problem.job.model.num_layers
     count, width = len(settings), max(setting.pp for setting in settings)
-    vpp = settings[0].point.vpp
+    vpp = settings[0].vpp
     pp_G = np.asarray([s.pp for s in settings])
     position = np.arange(width)
     real_GJ = position < pp_G[:, None]
@@ -255,11 +218,8 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
     for row, s in enumerate(settings):
         send_GJ[row, : s.pp - 1] = s.send_J[: s.pp - 1]
     left_GJ = np.concatenate([np.zeros((count, 1)), send_GJ[:, :-1]], axis=1)
-    warmup_GJ = np.maximum(pp_G[:, None] - 1 - position, 0)
-    held_GJ = microbatches_G[:, None] * (send_GJ + left_GJ) + warmup_GJ * send_GJ
-    held_GJ = held_GJ + np.where(position > 0, (warmup_GJ - 1) * left_GJ, 0.0)
-    held_GJ = np.where(flat_G[:, None], held_GJ, 0.0)
-    short_G = (vpp == 1) & (microbatches_G < pp_G)  # fewer microbatches than stages: only the plain bounds
+    ahead_GJ = np.maximum(pp_G[:, None] - 1 - position, 0)
+    held_GJ = np.where(flat_G[:, None], blocked_s(ahead_GJ, send_GJ, left_GJ, microbatches_G[:, None]), 0.0)
     for _ in range(2):
         g, j = entries.point_E, entries.stage_E
         first_work = entries.forward_EV[:, 0] + entries.backward_EV[:, 0]
@@ -271,7 +231,7 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
         dead_G = (np.isinf(least_work) & real_GJ).any(axis=1)
         optimizer_G = np.where(real_GJ, least_optimizer, 0.0).max(axis=1)
         before = np.where(real_GJ, least_first, 0.0) + 2.0 * send_GJ
-        prefix_GJ = np.where(short_G[:, None], 0.0, np.cumsum(before, axis=1) - before)
+        prefix_GJ = np.cumsum(before, axis=1) - before
         whole_G = np.where(real_GJ, least_work, 0.0).sum(axis=1) + 2.0 * send_GJ.sum(axis=1)
         busy = prefix_GJ[at] + microbatches_G[g] * entries.work_E + held_GJ[at]
         trip = whole_G[g] - least_work[at] + entries.work_E
@@ -279,7 +239,7 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
             flat_G[g],
             trip
             + (microbatches_G[g] - 1) * (entries.work_E + send_GJ[at] + left_GJ[at])
-            - warmup_GJ[at] * entries.forward_EV[:, 0],
+            - np.minimum(ahead_GJ[at], microbatches_G[g] - 1) * entries.forward_EV[:, 0],
             trip,
         )
         if vpp > 1:

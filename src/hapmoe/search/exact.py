@@ -1,7 +1,9 @@
 """The exact search: cheapest bound first, every point whose bound beats the best plan is solved.
 
-It ends with a certificate: no plan of the space is faster under the model (gap 0), or, cut by a time
-limit, the fraction by which one could still be.
+Options (degrees and microbatch size) are bounded over all their placements, then over stage counts,
+then over orders and virtual stages, then over what the stages can hold; only what all bounds leave
+open has its layer splits searched. It ends with a certificate: no plan of the space is faster under
+the model (gap 0), or, cut by a time limit, the fraction by which one could still be.
 """
 
 from __future__ import annotations
@@ -17,32 +19,46 @@ import numpy as np
 from hapmoe.cost import evaluate
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult
-from hapmoe.search.bounds import point_bounds, quick_bounds
-from hapmoe.search.entries import Setting, price_entries, prune, setting_of
+from hapmoe.search.bounds import option_bounds
+from hapmoe.search.entries import price_entries, prune
+from hapmoe.search.expand import expand_counts, expand_orders, fullest_counts
 from hapmoe.search.misses import nearest_misses
-from hapmoe.search.problem import Point, Problem, make_plan
-from hapmoe.search.space import legal_vpp
+from hapmoe.search.points import Points
+from hapmoe.search.problem import Problem, Setting, make_plan, settings_of
+from hapmoe.search.reach import point_bounds
+from hapmoe.search.space import count_points
 from hapmoe.search.split import Solution, best_equal, best_split
 
-__all__ = ["Progress", "search_exact"]
+__all__ = ["Progress", "search_exact", "solve_points"]
 
 Progress = Callable[[int, int, float, float], None]
-"""progress(grid points settled, grid points, best step, lower bound)."""
+"""progress(options settled, options, best step, lower bound)."""
 
-FIRST_CHUNK, MOST_CHUNK = 128, 2048
-"""Placement-option pairs that are expanded at once, in order of their quick bound: few until there is
-an incumbent to cut with, then more and more."""
+SEEDS = 24
+"""Options that are tried with their fullest stage counts first, for a good plan to cut with."""
+FIRST_CHUNK, MOST_CHUNK = 64, 1024
+"""Options whose stage counts are expanded at once: few at first, then more and more."""
+ROWS = 1024
+"""Stage counts whose orders and virtual stages are expanded at once."""
+BATCH = 192
+"""Grid points whose stages are priced together."""
 
 
 @dataclass(slots=True)
-class _State:
+class State:
     """What the search knows so far."""
 
-    found: list[tuple[float, Point, Solution]] = field(default_factory=list)
+    uniform: bool = False
+    deadline: float = np.inf
+    found: list[tuple[float, Setting, Solution]] = field(default_factory=list)
     best: float = np.inf
     open_bound: float = np.inf
-    """Lowest bound of the points that could not be searched to the end."""
-    solved: int = 0
+    """Lowest bound of what could not be searched to the end."""
+    pruned: Counter[str] = field(default_factory=Counter)
+
+
+class _OutOfTimeError(Exception):
+    """The time limit passed."""
 
 
 def search_exact(
@@ -58,92 +74,83 @@ def search_exact(
 ) -> SearchResult:
     """The fastest plan of the problem's space, certified.
 
-    ``uniform``: all stages hold the same number of layers and recompute the same. Interruption (KeyboardInterrupt)
-    counts as a time limit once a plan is in hand.
+    ``uniform``: all stages hold the same number of layers and recompute the same. Interruption
+    (KeyboardInterrupt) counts as a time limit once a plan is in hand.
     """
     began = time.perf_counter() if started is None else started
-    grid = problem.grid
-    pruned: Counter[str] = Counter(problem.space.dropped)
-    if not len(grid.option_G):
-        return _infeasible(problem, pruned, began)
+    state = State(uniform=uniform, deadline=np.inf if time_limit_s is None else began + time_limit_s)
+    state.pruned.update(problem.space.dropped)
+    if not len(problem.space.options):
+        return _infeasible(problem, state, began)
+    cut = False
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        quick_G, possible_G = quick_bounds(problem)
-        pruned["memory"] += int((~possible_G).sum())
-        order = np.flatnonzero(possible_G)
-        order = order[np.argsort(quick_G[order], kind="stable")]
-        state = _State()
-        cut = False
-        settled, size = 0, FIRST_CHUNK
+        bound_K, possible_K = option_bounds(problem)
+        state.pruned["memory"] += int((~possible_K).sum())
+        order = np.flatnonzero(possible_K)
+        order = order[np.argsort(bound_K[order], kind="stable")]
         try:
-            while settled < len(order):
-                chunk = order[settled : settled + size]
-                size = min(2 * size, MOST_CHUNK)
-                if quick_G[chunk[0]] >= state.best:
-                    break
-                chunk = chunk[quick_G[chunk] < state.best]
-                _search_chunk(problem, state, chunk, quick_G, pruned, uniform, began, time_limit_s)
-                settled += len(chunk)
-                if progress:
-                    progress(settled, len(order), state.best, float(quick_G[chunk[-1]]))
-                if time_limit_s is not None and time.perf_counter() - began > time_limit_s:
-                    cut = settled < len(order)
-                    break
+            _seed(problem, state, order, bound_K)
+            _search_options(problem, state, order, bound_K, progress)
+            if top > 1 and not uniform and state.found:
+                _runners_up(problem, state, order[:SEEDS], top)
         except (_OutOfTimeError, KeyboardInterrupt) as stop:
             if isinstance(stop, KeyboardInterrupt) and not state.found:
                 raise
             cut = True
     if not state.found:
-        return _infeasible(problem, pruned, began, cut=cut)
-    pruned["bound"] += len(order) - settled
-    bound = min(state.best, state.open_bound)
-    if cut and settled < len(order):
-        bound = min(bound, float(quick_G[order[settled]]))
-    if not problem.space.complete:
-        bound = min(bound, float(quick_G[order[0]]))
-    if top > 1 and not uniform and not cut:
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            _runners_up(problem, state, order, quick_G, top)
-    return _result(problem, state, pruned, bound, began, planner, backend, top)
+        return _infeasible(problem, state, began, cut=cut)
+    return _result(problem, state, began, planner, backend, top)
 
 
-class _OutOfTimeError(Exception):
-    """The time limit passed inside a chunk."""
+def _seed(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
+    """A first plan: options with the lowest bounds, on as many devices as they can use."""
+    for begin in range(0, len(order), SEEDS):
+        chunk = order[begin : begin + SEEDS]
+        chunk = chunk[bound_K[chunk] < state.best]
+        if not len(chunk) or np.isfinite(state.best):
+            return
+        option, stages = fullest_counts(problem, chunk)
+        if len(option):
+            solve_points(problem, state, *expand_orders(problem, option, stages, bound_K[option]))
 
 
-def _expand(problem: Problem, chunk: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Placement, option, vpp and row of every grid point of a chunk."""
-    grid, placements = problem.grid, problem.space.placements
-    rows, vpps = [], []
-    cache: dict[tuple[int, int], list[int]] = {}
-    for row in chunk.tolist():
-        key = (placements[grid.placement_G[row]].pp, int(grid.microbatches_G[row]))
-        if key not in cache:
-            cache[key] = [v for v in legal_vpp(problem.job, *key) if problem.pins.allow("vpp", v)]
-        rows += [row] * len(cache[key])
-        vpps += cache[key]
-    row_G = np.asarray(rows, np.int64)
-    return grid.placement_G[row_G], grid.option_G[row_G], np.asarray(vpps, np.int64), row_G
-
-
-def _search_chunk(
-    problem: Problem,
-    state: _State,
-    chunk: IntArray,
-    quick_G: FloatArray,
-    pruned: Counter[str],
-    uniform: bool,
-    began: float,
-    time_limit_s: float | None,
+def _search_options(
+    problem: Problem, state: State, order: IntArray, bound_K: FloatArray, progress: Progress | None
 ) -> None:
-    placement, option, vpp, row = _expand(problem, chunk)
-    if not len(row):
+    settled, size = 0, FIRST_CHUNK
+    try:
+        while settled < len(order) and bound_K[order[settled]] < state.best:
+            chunk = order[settled : settled + size]
+            size = min(2 * size, MOST_CHUNK)
+            option, stages, bound, unlisted = expand_counts(problem, chunk[bound_K[chunk] < state.best], state.best)
+            for k in unlisted:
+                state.open_bound = min(state.open_bound, float(bound_K[k]))
+            for begin in range(0, len(option), ROWS):
+                rows = slice(begin, begin + ROWS)
+                if bound[begin] >= state.best:
+                    state.pruned["bound"] += len(bound) - begin
+                    break
+                solve_points(problem, state, *expand_orders(problem, option[rows], stages[rows], bound[rows]))
+            settled += len(chunk)
+            if progress:
+                progress(settled, len(order), state.best, float(bound_K[chunk[-1]]))
+    finally:
+        if settled < len(order):
+            state.open_bound = min(state.open_bound, float(bound_K[order[settled]]))
+            state.pruned["bound"] += len(order) - settled
+
+
+def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
+    """Bound and, where that leaves them open, solve grid points; the best goes into ``state``."""
+    keep = np.flatnonzero(floor_G < state.best)
+    if not len(keep):
         return
-    bound, high_GJ = point_bounds(problem, placement, option, vpp, quick_G[row], state.best)
-    pruned["memory"] += int(np.isinf(bound).sum())
-    pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
+    points, floor_G = points.take(keep), floor_G[keep]
+    bound, high = point_bounds(problem, points, floor_G, state.best)
+    state.pruned["memory"] += int(np.isinf(bound).sum())
+    state.pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < state.best]
-    settings = {int(g): setting_of(problem, Point(int(placement[g]), int(option[g]), int(vpp[g]))) for g in order}
     first = 0
     while first < len(order):
         # Without a good incumbent everything looks open: start with a few points, then take many at once.
@@ -151,39 +158,30 @@ def _search_chunk(
         batch = order[first : first + size]
         first += size
         batch = batch[bound[batch] < state.best]
-        for vpps in sorted(set(vpp[batch].tolist())):
-            group = batch[vpp[batch] == vpps]
-            mine = [settings[g] for g in group.tolist()]
-            if uniform:
-                if found := best_equal(problem, mine, state.best):
+        for vpp in sorted(set(points.vpp_G[batch].tolist())):
+            group = batch[points.vpp_G[batch] == vpp]
+            settings = settings_of(problem, points.take(group))
+            if state.uniform:
+                if found := best_equal(problem, settings, state.best):
                     _keep(state, *found)
-                _check_time(began, time_limit_s)
             else:
-                _solve_group(problem, state, mine, bound[group], high_GJ[group], began, time_limit_s)
-
-
-BATCH = 192
-"""Grid points whose stages are priced together."""
+                _solve_group(problem, state, settings, bound[group], [high[g] for g in group.tolist()])
+            _check_time(state)
 
 
 def _solve_group(
-    problem: Problem,
-    state: _State,
-    settings: list[Setting],
-    bound_G: FloatArray,
-    high_GJ: IntArray,
-    began: float,
-    time_limit_s: float | None,
+    problem: Problem, state: State, settings: list[Setting], bound_G: FloatArray, high: list[IntArray]
 ) -> None:
     """Solve grid points of one vpp, those with the lowest bound first."""
-    if not settings:
-        return
     width = max(setting.pp for setting in settings)
     pp_G = np.asarray([setting.pp for setting in settings])
     real_GJ = np.arange(width) < pp_G[:, None]
-    layers, vpp = problem.job.model.num_layers, settings[0].point.vpp
+    layers, vpp = problem.job.model.num_layers, settings[0].vpp
+    high_GJ = np.zeros((len(settings), width), np.int64)
+    for g, row in enumerate(high):
+        high_GJ[g, : len(row)] = row
     most_G = layers - (pp_G - 1) * vpp
-    high_GJ = np.where(real_GJ, np.minimum(high_GJ[:, :width], most_G[:, None]), 0)
+    high_GJ = np.where(real_GJ, np.minimum(high_GJ, most_G[:, None]), 0)
     low_GJ = np.where(real_GJ, np.maximum(vpp, layers - (high_GJ.sum(axis=1, keepdims=True) - high_GJ)), 1)
     entries = price_entries(problem, settings, low_GJ, high_GJ)
     entries, better_G = prune(problem, settings, entries, state.best)
@@ -194,22 +192,21 @@ def _solve_group(
         if bound_G[g] >= state.best or begin[g] == end[g]:
             continue
         mine = entries.take(slice(int(begin[g]), int(end[g])))
-        solution, complete = best_split(problem, settings[g], mine, state.best, float(bound_G[g]))
-        if not complete:
-            state.open_bound = min(state.open_bound, float(bound_G[g]))
-        _keep(state, settings[g], solution)
-        _check_time(began, time_limit_s)
+        solution, left_open = best_split(problem, settings[g], mine, state.best, float(bound_G[g]))
+        state.open_bound = min(state.open_bound, left_open)
+        if solution is not None:
+            _keep(state, settings[g], solution)
+        _check_time(state)
 
 
-def _keep(state: _State, setting: Setting, solution: Solution | None) -> None:
-    state.solved += 1
-    if solution is not None and solution.step_s < state.best:
+def _keep(state: State, setting: Setting, solution: Solution) -> None:
+    if solution.step_s < state.best:
         state.best = solution.step_s
-        state.found.append((solution.step_s, setting.point, solution))
+        state.found.append((solution.step_s, setting, solution))
 
 
-def _check_time(began: float, time_limit_s: float | None) -> None:
-    if time_limit_s is not None and time.perf_counter() - began > time_limit_s:
+def _check_time(state: State) -> None:
+    if time.perf_counter() > state.deadline:
         raise _OutOfTimeError
 
 
@@ -218,66 +215,55 @@ RUNNERS_UP = 24
 SLOWER = 1.3
 
 
-def _runners_up(problem: Problem, state: _State, order: IntArray, quick_G: FloatArray, most: int) -> None:
+def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -> None:
     """Add plans that use other degrees or places than those found, for the user to choose from.
 
     They are the best of the points with the lowest bounds, not certified to be the second best.
     """
-    rows = order[quick_G[order] < SLOWER * state.best][: 8 * RUNNERS_UP]
-    placement, option, vpp, row = _expand(problem, rows)
-    seen = {_kind(problem, point) for _, point, _ in state.found}
-    if not len(row) or len(seen) >= most:
-        return
+    seen = {_kind(problem, setting) for _, setting, _ in state.found}
     ceiling = SLOWER * state.best
-    bound, high_GJ = point_bounds(problem, placement, option, vpp, quick_G[row], ceiling)
+    option, stages = fullest_counts(problem, option_K)
+    points, floor = expand_orders(problem, option, stages, np.zeros(len(option)))
+    if len(seen) >= most or not len(points):
+        return
+    bound, high = point_bounds(problem, points, floor, ceiling)
     tried = 0
     for g in np.argsort(bound, kind="stable").tolist():
-        point = Point(int(placement[g]), int(option[g]), int(vpp[g]))
         if bound[g] >= ceiling or tried >= RUNNERS_UP:
             break
-        if _kind(problem, point) in seen:
+        setting = settings_of(problem, points.take(np.asarray([g])))[0]
+        if _kind(problem, setting) in seen:
             continue
         tried += 1
-        other = _State(best=ceiling)
-        setting = setting_of(problem, point)
-        _solve_group(problem, other, [setting], bound[[g]], high_GJ[[g]], 0.0, None)
+        other = State(best=ceiling, deadline=state.deadline)
+        _solve_group(problem, other, [setting], bound[[g]], [high[g]])
         state.found += other.found
 
 
-def _kind(problem: Problem, point: Point) -> tuple[object, ...]:
+def _kind(problem: Problem, setting: Setting) -> tuple[object, ...]:
     """What makes a plan another one in a user's eyes: places and degrees."""
-    options, k = problem.space.options, point.option
+    options, k = problem.space.options, setting.option
     degrees = (options.tp_K[k], options.cp_K[k], options.ep_K[k], options.etp_K[k], options.dp_K[k])
-    place = problem.space.placements[point.placement]
-    return place.pools, place.stages, *(int(value) for value in degrees)
+    return setting.pool_J, *(int(value) for value in degrees)
 
 
-def _result(
-    problem: Problem,
-    state: _State,
-    pruned: Counter[str],
-    bound: float,
-    began: float,
-    planner: str,
-    backend: str,
-    top: int,
-) -> SearchResult:
+def _result(problem: Problem, state: State, began: float, planner: str, backend: str, top: int) -> SearchResult:
     ranked: list[tuple[Plan, Estimate]] = []
     kinds: set[tuple[object, ...]] = set()
-    for _, point, solution in sorted(state.found, key=lambda entry: entry[0]):
-        if len(ranked) < top and _kind(problem, point) not in kinds:
-            kinds.add(_kind(problem, point))
-            plan = make_plan(problem, point, solution.layers, solution.choices, planner, backend)
+    for _, setting, solution in sorted(state.found, key=lambda entry: entry[0]):
+        if len(ranked) < top and _kind(problem, setting) not in kinds:
+            kinds.add(_kind(problem, setting))
+            plan = make_plan(problem, setting, solution.layers, solution.choices, planner, backend)
             ranked.append((plan, evaluate(problem.job, problem.cluster, plan)))
-    plan, estimate = ranked[0]
-    bound = min(bound, estimate.step_s)
-    gap = (estimate.step_s - bound) / estimate.step_s
+    step = ranked[0][1].step_s
+    bound = min(step, state.open_bound)
+    gap = (step - bound) / step
     report = SearchReport(
-        status="optimal" if gap <= 0.0 and problem.space.complete else "feasible",
+        status="optimal" if gap <= 0.0 else "feasible",
         gap=gap,
         wall_s=time.perf_counter() - began,
-        considered=len(problem.grid.option_G),
-        pruned={name: count for name, count in sorted(pruned.items()) if count},
+        considered=count_points(problem.space, problem.job.model.num_layers),
+        pruned={name: count for name, count in sorted(state.pruned.items()) if count},
     )
     ranked = [(plan, msgspec.structs.replace(estimate, lower_bound_s=bound)) for plan, estimate in ranked]
     return SearchResult(
@@ -285,13 +271,13 @@ def _result(
     )
 
 
-def _infeasible(problem: Problem, pruned: Counter[str], began: float, cut: bool = False) -> SearchResult:
+def _infeasible(problem: Problem, state: State, began: float, cut: bool = False) -> SearchResult:
     reasons = ("the time limit passed before a plan was found",) if cut else nearest_misses(problem)
     report = SearchReport(
         status="infeasible",
         wall_s=time.perf_counter() - began,
-        considered=len(problem.grid.option_G),
-        pruned={name: count for name, count in sorted(pruned.items()) if count},
+        considered=count_points(problem.space, problem.job.model.num_layers),
+        pruned={name: count for name, count in sorted(state.pruned.items()) if count},
         reasons=reasons,
     )
     return SearchResult(status="infeasible", plan=None, estimate=None, report=report)

@@ -6,7 +6,8 @@ import numpy as np
 
 from hapmoe.plan import Recompute
 from hapmoe.schedule import in_flight
-from hapmoe.search.problem import Problem
+from hapmoe.search.expand import expand_orders, fullest_counts
+from hapmoe.search.problem import Problem, settings_of
 from hapmoe.stagecost import Slots, stage_costs
 from hapmoe.units import format_bytes
 
@@ -21,23 +22,26 @@ def nearest_misses(problem: Problem, most: int = 3) -> tuple[str, ...]:
 
     Looks at even splits with everything recomputed, over the grid points with the most devices.
     """
-    grid, placements, options = problem.grid, problem.space.placements, problem.space.options
+    space, options = problem.space, problem.space.options
     lines: list[str] = []
-    if not len(grid.option_G):
-        cut = sorted(problem.space.dropped.items(), key=lambda entry: -entry[1])
-        if not problem.space.placements:
-            lines.append("no placement of stages keeps the pins and the links between pools")
+    if not len(options) or not space.orders or not space.most_KP.any():
+        cut = sorted(space.dropped.items(), key=lambda entry: -entry[1])
+        if not space.orders:
+            lines.append("no order of pools keeps the pins and the links between pools")
         lines += [f"{name}: rules out {count} choices of degrees" for name, count in cut[:most]]
         return tuple(lines) or ("no combination of degrees is legal on this cluster",)
-    used = grid.stages_GP.sum(axis=1) * options.devices_K[grid.option_G]
-    order = np.lexsort((options.mbs_K[grid.option_G], -used))
+    option, stages = fullest_counts(problem, np.arange(len(options)))
+    points, _ = expand_orders(problem, option, stages, np.zeros(len(option)))
+    points = points.take(points.vpp_G == 1)
+    used = points.pp_G * options.devices_K[points.option_G]
+    order = np.lexsort((options.mbs_K[points.option_G], -used))
     found: list[tuple[float, str]] = []
-    for row in order[:MOST_LOOKED_AT].tolist():
-        placement, k = placements[grid.placement_G[row]], int(grid.option_G[row])
-        shortage = _worst_stage(problem, placement.pool_of_stage, k, int(grid.microbatches_G[row]))
+    for setting in settings_of(problem, points.take(order[:MOST_LOOKED_AT])):
+        k = setting.option
+        shortage = _worst_stage(problem, setting.pool_J, k, setting.microbatches)
         if shortage is not None:
             missing, stage, pool = shortage
-            degrees = f"tp {options.tp_K[k]} cp {options.cp_K[k]} pp {placement.pp} dp {options.dp_K[k]}"
+            degrees = f"tp {options.tp_K[k]} cp {options.cp_K[k]} pp {setting.pp} dp {options.dp_K[k]}"
             if problem.job.model.moe:
                 degrees += f" ep {options.ep_K[k]} etp {options.etp_K[k]}"
             found.append(

@@ -13,18 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hapmoe.cluster import Cluster
 from hapmoe.errors import InputError
 from hapmoe.options import Options
 from hapmoe.plan import Recompute
-
-if TYPE_CHECKING:
-    from hapmoe.search.space import Placement
 
 __all__ = ["Pins", "parse_pins"]
 
@@ -62,12 +57,13 @@ class Pins:
                 keep &= np.asarray([test(int(value)) for value in values], bool)[inverse]
         return keep
 
-    def allow_placement(self, cluster: Cluster, placement: Placement) -> bool:
-        names = tuple(cluster.pools[index].name for index in placement.pools)
-        nodes = dict(zip(names, placement.nodes, strict=True))
-        if self.order and names != tuple(name for name in self.order if name in names):
-            return False
-        return self.allow("pp", placement.pp) and all(test(nodes.get(pool, 0)) for pool, test in self.nodes)
+    def allow_order(self, names: tuple[str, ...]) -> bool:
+        """Does an order of pools agree with the pinned one (pools left out do not matter)?"""
+        return not self.order or names == tuple(name for name in self.order if name in names)
+
+    def allow_nodes(self, pool: str, nodes: int) -> bool:
+        """May the pool use so many nodes?"""
+        return all(test(nodes) for name, test in self.nodes if name == pool)
 
     def allow_recompute(self, entry: Recompute) -> bool:
         return all(entry.granularity in wanted for wanted in self.recompute)

@@ -1,13 +1,11 @@
-"""Everything that a search looks at, priced once: tables per pool, transfer times, grid points."""
+"""Everything that a search looks at, priced once: tables per pool and transfer times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from hapmoe.boundary import boundary_s, near, same_node
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, IntArray, StageTable
@@ -15,30 +13,11 @@ from hapmoe.plan import Plan, Recompute, Stage
 from hapmoe.pricing import price
 from hapmoe.resolve import chunk_layers
 from hapmoe.search.pins import Pins
-from hapmoe.search.space import Placement, Space, build_space
+from hapmoe.search.points import Points, Sends, price_sends, sends_of, stage_pools
+from hapmoe.search.space import Space, build_space
 from hapmoe.stagecost import class_prefix
 
-__all__ = ["Grid", "Point", "Problem", "make_plan", "pose"]
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """G pairs of a placement and an option of its size; virtual stages are added later."""
-
-    placement_G: IntArray
-    option_G: IntArray
-    microbatches_G: IntArray
-    stages_GP: IntArray
-    """Stages per pool of the cluster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One grid point: where the stages stand, how each is run, how many virtual stages."""
-
-    placement: int
-    option: int
-    vpp: int
+__all__ = ["Problem", "Setting", "make_plan", "pose", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,76 +29,82 @@ class Problem:
     space: Space
     tables: tuple[StageTable, ...]
     """Per pool, all over the same options."""
+    sends: Sends
     prefix_CN: IntArray
-    grid: Grid
-    sends: Mapping[tuple[int, int, bool], FloatArray]
-    """Seconds by (sending pool, receiving pool, same node), per option."""
-    send_names_PB: tuple[tuple[tuple[int, int, bool], ...], ...]
-    """Per placement, the key into ``sends`` of every boundary; the wrap to the first stage last."""
     allowed: tuple[bool, ...]
     """Menu entries that may be chosen."""
     pins: Pins
 
-    def point_sends(self, point: Point) -> list[float]:
-        """Seconds per boundary of a point; pp entries, the last is the wrap."""
-        return [float(self.sends[key][point.option]) for key in self.send_names_PB[point.placement]]
+    @property
+    def microbatches_K(self) -> IntArray:
+        options = self.space.options
+        count: IntArray = self.job.training.global_batch_size // (options.mbs_K * options.dp_K)
+        return count
 
 
-def pose(
-    job: JobSpec,
-    cluster: Cluster,
-    menu: tuple[Recompute, ...],
-    pins: Pins,
-    keep: Callable[[Placement], bool] = lambda _: True,
-) -> Problem:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One grid point, and what stays the same for all its layer splits."""
+
+    option: int
+    vpp: int
+    stages_P: tuple[int, ...]
+    order: int
+    pool_J: tuple[int, ...]
+    send_J: FloatArray
+    """Per boundary; the wrap to the first stage last."""
+    microbatches: int
+    group: int
+    extra: int
+
+    @property
+    def pp(self) -> int:
+        return len(self.pool_J)
+
+    @property
+    def flat(self) -> bool:
+        """1F1B without interleaving, whose transfers block."""
+        return self.vpp == 1
+
+
+def pose(job: JobSpec, cluster: Cluster, menu: tuple[Recompute, ...], pins: Pins) -> Problem:
     """Enumerate and price the space of ``job`` on ``cluster``."""
-    space = build_space(job, cluster)
-    options = space.options
-    placements = tuple(p for p in space.placements if keep(p) and pins.allow_placement(cluster, p))
-    space = Space(placements, options, space.complete, space.dropped)
-    tables = tuple(price(job, pool, options, menu) for pool in cluster.pools) if len(options) else ()
-    names = tuple(_boundaries(cluster, placement) for placement in placements)
-    sends = {
-        key: boundary_s(job, cluster, cluster.pools[key[0]], cluster.pools[key[1]], options, key[2])
-        for key in sorted({key for keys in names for key in keys})
-    }
+    space = build_space(job, cluster, pins)
+    tables = tuple(price(job, pool, space.options, menu) for pool in cluster.pools) if len(space.options) else ()
+    sends = price_sends(job, cluster, space.options)
     allowed = tuple(pins.allow_recompute(entry) for entry in menu)
-    return Problem(
-        job, cluster, space, tables, class_prefix(job), _grid(job, cluster, space, pins), sends, names, allowed, pins
-    )
+    return Problem(job, cluster, space, tables, sends, class_prefix(job), allowed, pins)
 
 
-def _boundaries(cluster: Cluster, placement: Placement) -> tuple[tuple[int, int, bool], ...]:
-    keys: list[tuple[int, int, bool]] = []
-    for index, (pool, stages) in enumerate(zip(placement.pools, placement.stages, strict=True)):
-        keys += [(pool, pool, same_node(cluster.pools[pool], placement.size, place)) for place in range(stages - 1)]
-        following = placement.pools[(index + 1) % len(placement.pools)]
-        one_node = len(placement.pools) == 1 and near(cluster.pools[pool], 0, placement.nodes[0] - 1)
-        keys.append((pool, following, one_node))
-    return tuple(keys)
-
-
-def _grid(job: JobSpec, cluster: Cluster, space: Space, pins: Pins) -> Grid:
-    options = space.options
-    sizes_K = options.devices_K
-    wanted_K = pins.allow_options(options) if len(options) else np.zeros(0, bool)
-    parts = []
-    for index, placement in enumerate(space.placements):
-        chosen = np.flatnonzero(wanted_K & (sizes_K == placement.size))
-        stages = np.zeros(len(cluster.pools), np.int64)
-        stages[list(placement.pools)] = placement.stages
-        parts.append((np.full(len(chosen), index), chosen, np.tile(stages, (len(chosen), 1))))
-    if not parts:
-        empty = np.zeros(0, np.int64)
-        return Grid(empty, empty, empty, np.zeros((0, len(cluster.pools)), np.int64))
-    placement_G, option_G, stages_GP = (np.concatenate(column) for column in zip(*parts, strict=True))
-    microbatches_G = job.training.global_batch_size // (options.mbs_K * options.dp_K)[option_G]
-    return Grid(placement_G, option_G, microbatches_G, stages_GP)
+def settings_of(problem: Problem, points: Points) -> list[Setting]:
+    """The settings of some grid points."""
+    training = problem.job.training
+    settings: list[Setting | None] = [None] * len(points)
+    pp_G = points.pp_G
+    for pp in sorted(set(pp_G.tolist())):
+        of = np.flatnonzero(pp_G == pp)
+        mine = points.take(of)
+        pool_GJ, place_GJ = stage_pools(mine, problem.space.orders)
+        send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends, problem.space.options)
+        microbatches = problem.microbatches_K[mine.option_G].tolist()
+        for row, g in enumerate(of.tolist()):
+            settings[g] = Setting(
+                int(mine.option_G[row]),
+                int(mine.vpp_G[row]),
+                tuple(mine.stages_GP[row].tolist()),
+                int(mine.order_G[row]),
+                tuple(pool_GJ[row].tolist()),
+                send_GJ[row],
+                microbatches[row],
+                training.microbatch_group_size or pp,
+                int(training.overlap_moe_comm),
+            )
+    return [setting for setting in settings if setting is not None]
 
 
 def make_plan(
     problem: Problem,
-    point: Point,
+    setting: Setting,
     layers: tuple[int, ...],
     choices: tuple[tuple[int, int], ...],
     planner: str,
@@ -127,31 +112,29 @@ def make_plan(
 ) -> Plan:
     """The plan of a solved grid point; ``choices`` are (menu entry, block count) per stage."""
     job, cluster, options = problem.job, problem.cluster, problem.space.options
-    placement = problem.space.placements[point.placement]
-    menu, k = problem.tables[0].menu, point.option
-    chunks = chunk_layers(layers, point.vpp)
+    menu, k = problem.tables[0].menu, setting.option
+    size = int(options.devices_K[k])
+    chunks = chunk_layers(layers, setting.vpp)
     stages: list[Stage] = []
-    used = dict.fromkeys(placement.pools, 0)
-    for index, pool_index in enumerate(placement.pool_of_stage):
+    used = dict.fromkeys(setting.pool_J, 0)
+    for index, pool_index in enumerate(setting.pool_J):
         pool = cluster.pools[pool_index]
         begin = used[pool_index]
-        used[pool_index] += placement.size
+        used[pool_index] += size
         entry, block = choices[index]
         full = Recompute(granularity="full", method="block", num_layers=block)
         stages.append(
             Stage(
                 pool=pool.name,
                 device=pool.device.name,
-                nodes=tuple(
-                    range(begin // pool.devices_per_node, -(-(begin + placement.size) // pool.devices_per_node))
-                ),
-                first_rank=index * placement.size,
-                num_devices=placement.size,
+                nodes=tuple(range(begin // pool.devices_per_node, -(-(begin + size) // pool.devices_per_node))),
+                first_rank=index * size,
+                num_devices=size,
                 micro_batch_size=int(options.mbs_K[k]),
                 first_layer=chunks[index][0][0],
                 num_layers=layers[index],
                 virtual_layers=chunks[index],
-                mtp_layers=job.model.mtp_layers if index == placement.pp - 1 else 0,
+                mtp_layers=job.model.mtp_layers if index == setting.pp - 1 else 0,
                 tp=int(options.tp_K[k]),
                 cp=int(options.cp_K[k]),
                 ep=int(options.ep_K[k]),
@@ -164,8 +147,8 @@ def make_plan(
         planner=planner,
         backend=backend,
         micro_batch_size=int(options.mbs_K[k]),
-        num_microbatches=job.training.global_batch_size // int(options.mbs_K[k] * options.dp_K[k]),
+        num_microbatches=setting.microbatches,
         global_batch_size=job.training.global_batch_size,
-        vpp=point.vpp,
+        vpp=setting.vpp,
         stages=tuple(stages),
     )

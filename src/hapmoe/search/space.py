@@ -1,11 +1,14 @@
-"""The space of plans, written down: where stages may stand, and how each may be run.
+"""The space of plans, written down: how a stage may be run, how many stages a pool may hold.
 
 A stage is whole nodes of one pool, or an equal part of one node; stages of one pool are neighbours
 in the pipeline; the nodes of a pool are used from the first on, and some may be left out. Upstream
 Megatron wants equal degrees on all stages, hence equal device counts. Every stage holds at least
 one decoder layer per virtual stage; the virtual stages of a stage differ by at most one layer, the
-fuller ones first. Recomputation of a stage: none, one of the selective sets of the back end, or the
+fuller ones last. Recomputation of a stage: none, one of the selective sets of the back end, or the
 first k layers of each virtual stage in full.
+
+A grid point is an option (degrees and microbatch size), a number of stages per pool, an order of the
+pools in use, and a number of virtual stages.
 """
 
 from __future__ import annotations
@@ -13,49 +16,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise, permutations, product
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
-from hapmoe.options import Options
+from hapmoe.options import IntArray, Options
+from hapmoe.search.pins import Pins
 
-__all__ = ["Placement", "Space", "build_space", "divisors", "legal_vpp"]
-
-MANY_PLACEMENTS = 4096
-"""Above so many node counts of one stage size only powers of two and all nodes are tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Pools in pipeline order, and how many of their nodes hold how many stages."""
-
-    size: int
-    """Devices per stage."""
-    pools: tuple[int, ...]
-    nodes: tuple[int, ...]
-    stages: tuple[int, ...]
-
-    @property
-    def pp(self) -> int:
-        return sum(self.stages)
-
-    @property
-    def pool_of_stage(self) -> tuple[int, ...]:
-        return tuple(pool for pool, count in zip(self.pools, self.stages, strict=True) for _ in range(count))
+__all__ = ["Space", "build_space", "count_points", "count_vectors", "divisors", "legal_vpp"]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All placements and options; a grid point is a placement, an option of its size, and a vpp."""
+    """Options and where they can stand. Array legend: K option, P pool."""
 
-    placements: tuple[Placement, ...]
     options: Options
-    complete: bool
-    """False where node counts were thinned out: then no optimum is certified."""
+    most_KP: IntArray
+    """The most stages of an option's size that a pool can hold."""
+    step_KP: IntArray
+    """Stages come in so many at once: those of one whole node."""
+    orders: tuple[tuple[int, ...], ...]
+    """Every order of every set of pools whose neighbours a link joins."""
     dropped: Mapping[str, int]
     """Options that a rule forbids, by rule."""
+
+    def orders_of(self, used: tuple[int, ...]) -> list[int]:
+        """Numbers of the orders that use just these pools."""
+        return [
+            number for number, order in enumerate(self.orders) if len(order) == len(used) and set(order) == set(used)
+        ]
 
 
 def divisors(number: int) -> list[int]:
@@ -66,40 +57,6 @@ def divisors(number: int) -> list[int]:
     """
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def _stages(nodes: int, devices_per_node: int, size: int) -> int | None:
-    """Stages of ``size`` devices on so many nodes; None where they do not come out whole."""
-    if size >= devices_per_node:
-        return (
-            nodes * devices_per_node // size
-            if size % devices_per_node == 0 and nodes * devices_per_node % size == 0
-            else None
-        )
-    return nodes * (devices_per_node // size) if devices_per_node % size == 0 else None
-
-
-def _placements(cluster: Cluster, size: int, most_stages: int) -> tuple[list[Placement], bool]:
-    choices: list[list[tuple[int, int]]] = []
-    for pool in cluster.pools:
-        counts = [(nodes, _stages(nodes, pool.devices_per_node, size)) for nodes in range(pool.nodes + 1)]
-        choices.append([(nodes, stages) for nodes, stages in counts if stages is not None and stages <= most_stages])
-    complete = True
-    if np.prod([float(len(choice)) for choice in choices]) > MANY_PLACEMENTS:
-        complete = False
-        choices = [[c for c in choice if c[1] & (c[1] - 1) == 0 or c == choice[-1]] for choice in choices]
-    found = []
-    for combination in product(*choices):
-        used = [index for index, (_, stages) in enumerate(combination) if stages]
-        if not used or sum(stages for _, stages in combination) > most_stages:
-            continue
-        for order in permutations(used):
-            names = [cluster.pools[index].name for index in order]
-            if all(cluster.link(a, b) for a, b in pairwise(names)):
-                nodes = tuple(combination[index][0] for index in order)
-                stages = tuple(combination[index][1] for index in order)
-                found.append(Placement(size, order, nodes, stages))
-    return found, complete
 
 
 def _attention_degrees(job: JobSpec, size: int, dropped: Counter[str]) -> Iterator[tuple[int, int, int]]:
@@ -152,28 +109,19 @@ def _expert_degrees(job: JobSpec, size: int, tp: int, dropped: Counter[str]) -> 
                 yield ep, etp
 
 
-def build_space(job: JobSpec, cluster: Cluster) -> Space:
-    """Everything that the rules of upstream Megatron allow for this job on this cluster."""
-    batch, most_stages = job.training.global_batch_size, job.model.num_layers
-    sizes = sorted(
-        {
-            size
-            for pool in cluster.pools
-            for size in (
-                *divisors(pool.devices_per_node),
-                *(pool.devices_per_node * nodes for nodes in range(1, pool.nodes + 1)),
-            )
-        }
-    )
-    placements: list[Placement] = []
+def _sizes(cluster: Cluster) -> list[int]:
+    """Devices that a stage can have: equal parts of a node, or whole nodes, of some pool."""
+    parts = {size for pool in cluster.pools for size in divisors(pool.devices_per_node)}
+    whole = {pool.devices_per_node * nodes for pool in cluster.pools for nodes in range(1, pool.nodes + 1)}
+    return sorted(parts | whole)
+
+
+def build_space(job: JobSpec, cluster: Cluster, pins: Pins) -> Space:
+    """Everything that the rules of upstream Megatron and the pins allow for this job on this cluster."""
+    batch = job.training.global_batch_size
     rows: list[tuple[int, int, int, int, int, int]] = []
     dropped: Counter[str] = Counter()
-    complete = True
-    for size in sizes:
-        here, whole = _placements(cluster, size, most_stages)
-        if not here:
-            continue
-        before = len(rows)
+    for size in _sizes(cluster):
         for tp, cp, dp in _attention_degrees(job, size, dropped):
             if batch % dp:
                 dropped["global batch not divisible by dp"] += 1
@@ -181,11 +129,65 @@ def build_space(job: JobSpec, cluster: Cluster) -> Space:
             batches = divisors(batch // dp)
             for ep, etp in _expert_degrees(job, size, tp, dropped):
                 rows += [(tp, cp, ep, etp, dp, mbs) for mbs in batches]
-        if len(rows) > before:
-            placements += here
-            complete = complete and whole
-    table = np.asarray(rows, dtype=np.int64).reshape(len(rows), 6)
-    return Space(tuple(placements), Options(*table.T), complete, dict(dropped))
+    columns = np.asarray(rows, dtype=np.int64).reshape(len(rows), 6).T
+    options = Options(*columns)
+    options = Options(*columns[:, pins.allow_options(options)])
+    size_K = options.devices_K
+    most_KP, step_KP = (np.zeros((len(options), len(cluster.pools)), np.int64) for _ in range(2))
+    for p, pool in enumerate(cluster.pools):
+        each = pool.devices_per_node
+        whole, part = size_K % each == 0, each % np.maximum(size_K, 1) == 0
+        step_KP[:, p] = np.where(part, each // np.maximum(size_K, 1), 1)
+        most_KP[:, p] = np.where(whole, pool.nodes * each // size_K, np.where(part, pool.nodes * step_KP[:, p], 0))
+    return Space(options, most_KP, step_KP, _orders(cluster, pins), dict(dropped))
+
+
+def _orders(cluster: Cluster, pins: Pins) -> tuple[tuple[int, ...], ...]:
+    names = [pool.name for pool in cluster.pools]
+    found = []
+    for many in range(1, len(names) + 1):
+        for used in combinations(range(len(names)), many):
+            for order in permutations(used):
+                in_order = tuple(names[p] for p in order)
+                if pins.allow_order(in_order) and all(cluster.link(a, b) for a, b in pairwise(in_order)):
+                    found.append(order)
+    return tuple(found)
+
+
+def count_points(space: Space, layers: int) -> int:
+    """Grid points of the space, virtual stages not counted: options times stage counts times orders.
+
+    Stage counts per pool add up to at most ``layers``; their number is a product of polynomials.
+    """
+    options = space.options
+    sizes, first, many = np.unique(options.devices_K, return_index=True, return_counts=True)
+    total = 0
+    for k, number in zip(first.tolist(), many.tolist(), strict=True):
+        if not len(sizes):
+            break
+        for used in {tuple(sorted(order)) for order in space.orders}:
+            ways = np.ones(1)
+            for p in used:
+                steps = np.zeros(layers + 1)
+                steps[space.step_KP[k, p] : min(layers, space.most_KP[k, p]) + 1 : space.step_KP[k, p]] = 1.0
+                ways = np.convolve(ways, steps)[: layers + 1]
+            total += number * int(ways.sum()) * len(space.orders_of(used))
+    return total
+
+
+def count_vectors(most_P: IntArray, step_P: IntArray, low_P: IntArray, layers: int, limit: int) -> IntArray | None:
+    """[S, P] numbers of stages per pool from ``low`` to ``most``, in whole steps, not all 0 and at most
+    ``layers`` in all; None where there are more than ``limit``."""
+    axes = []
+    for most, step, low in zip(most_P.tolist(), step_P.tolist(), low_P.tolist(), strict=True):
+        begin = -(-low // step) * step if most else 0
+        axes.append(np.arange(begin, min(most, layers) + 1, max(step, 1)))
+    if float(np.prod([float(len(axis)) for axis in axes])) > 50 * limit:
+        return None
+    vectors = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+    total = vectors.sum(axis=1)
+    vectors = vectors[(total > 0) & (total <= layers)]
+    return vectors if len(vectors) <= limit else None
 
 
 def legal_vpp(job: JobSpec, pp: int, num_microbatches: int) -> list[int]:

@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.resolve import chunk_layers
 from hapmoe.schedule import interleaved_ends, one_f_one_b_ends
-from hapmoe.search.bounds import EPS, pipeline_bound
-from hapmoe.search.entries import Entries, Setting, price_rows
-from hapmoe.search.problem import Problem
+from hapmoe.search.bounds import EPS, blocked_s, pipeline_bound
+from hapmoe.search.entries import Entries, price_rows
+from hapmoe.search.problem import Problem, Setting
 
-__all__ = ["MOST_SPLITS", "Solution", "best_equal", "best_split"]
+__all__ = ["Solution", "best_equal", "best_split"]
 
-MOST_SPLITS = 200_000
-"""Splits of one grid point that are listed at once; beyond it the point stays open (the gap says so)."""
+MOST_ENTRIES = 3_000_000
+"""Stages of splits of one grid point that are listed at once; beyond it only the best BEAM are followed
+and the point stays open (the gap says so)."""
+
+BEAM = 2000
 
 FEW = 24
 """Up to so many candidates are scored one by one; more are scored side by side in arrays."""
@@ -44,22 +47,30 @@ class Solution:
 
 def best_split(
     problem: Problem, setting: Setting, entries: Entries, below: float, floor: float
-) -> tuple[Solution | None, bool]:
-    """The best split with a step below ``below``, or None; and whether the search of it was complete.
+) -> tuple[Solution | None, float]:
+    """The best split with a step below ``below``, or None; and what an unlisted split could still
+    take at the least (infinite: all were looked at).
 
     ``floor``: a lower bound of this point, from which the window of bounds is widened.
     """
     stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
-    if not all(len(stage.layers_E) for stage in stages) or _relaxed(setting, stages) >= below:
-        return None, True
+    if not all(len(stage.layers_E) for stage in stages):
+        return None, np.inf
+    relaxed = _relaxed(setting, stages)
+    if relaxed >= below:
+        return None, np.inf
+    floor = max(floor, relaxed)
     window = below if below < floor * 1.1 else floor * 1.01
     while True:
-        splits = _list_splits(problem, setting, stages, window)
-        if splits is None:
-            return None, False
+        splits, complete = _list_splits(problem, setting, stages, window)
         found = _best_of(problem, setting, stages, splits, window) if len(splits) else None
+        if not complete:
+            if found is None and window < below:
+                window = min(below, window * 1.05)
+                continue
+            return found, floor
         if found is not None or window >= below:
-            return found, True
+            return found, np.inf
         window = min(below, window * 1.05) if window < 64 * floor else below
 
 
@@ -71,44 +82,44 @@ def _relaxed(setting: Setting, stages: Sequence[Entries]) -> float:
     return float(score(setting, forward, backward, sync)[0]) + max(float(stage.optimizer_E.min()) for stage in stages)
 
 
-def _list_splits(problem: Problem, setting: Setting, stages: Sequence[Entries], window: float) -> IntArray | None:
-    """[X, J] entry per stage of every split whose prefix bounds stay below ``window``; None: too many."""
-    pp, vpp, microbatches = setting.pp, setting.point.vpp, setting.microbatches
+def _list_splits(problem: Problem, setting: Setting, stages: Sequence[Entries], window: float) -> tuple[IntArray, bool]:
+    """[X, J] entry per stage of every split whose prefix bounds stay below ``window``; False: only of
+    the most promising, there are too many."""
     layers = problem.job.model.num_layers
     send = setting.send_J
-    short = vpp == 1 and microbatches < pp
     right = np.append(send[: pp - 1], 0.0) if setting.flat else np.zeros(pp)
     left = np.concatenate([[0.0], right[:-1]])
-    warmup = pp - 1.0 - np.arange(pp)
-    held = microbatches * (right + left) + warmup * right + np.where(np.arange(pp) > 0, (warmup - 1) * left, 0.0)
+    ahead = pp - 1 - np.arange(pp)
+    held = blocked_s(ahead, right, left, microbatches)
+    falling = np.minimum(ahead, microbatches - 1)
     limit = (window - max(float(stage.optimizer_E.min()) for stage in stages)) * (1 + EPS)
     lowest = [int(stage.layers_E.min()) for stage in stages]
     highest = [int(stage.layers_E.max()) for stage in stages]
     least_rest = np.asarray([*np.cumsum([float(stage.work_E.min()) for stage in stages][::-1])[::-1], 0.0])
+    complete = True
     chosen = np.zeros((1, 0), np.int64)
     used, prefix, work = np.zeros(1, np.int64), np.zeros(1), np.zeros(1)
     trips = 2.0 * float(send[: pp - 1].sum())
     for index, stage in enumerate(stages):
         total = used[:, None] + stage.layers_E[None, :]
         fits = (total + sum(lowest[index + 1 :]) <= layers) & (total + sum(highest[index + 1 :]) >= layers)
-        if short:
-            bound = np.broadcast_to(microbatches * stage.work_E, total.shape)
-        else:
-            bound = prefix[:, None] + microbatches * stage.work_E[None, :] + held[index]
+        bound = prefix[:, None] + microbatches * stage.work_E[None, :] + held[index]
         if setting.flat:
             period = stage.work_E + right[index] + left[index]
-            turn = (microbatches - 1) * period - warmup[index] * stage.forward_EV[:, 0]
+            turn = (microbatches - 1) * period - falling[index] * stage.forward_EV[:, 0]
             whole = work[:, None] + stage.work_E[None, :] + least_rest[index + 1] + trips
             bound = np.maximum(bound, whole + turn[None, :])
         row, column = np.nonzero(fits & (bound <= limit))
-        if len(row) > MOST_SPLITS:
-            return None
+        if len(row) * (index + 1) > MOST_ENTRIES:
+            complete = False
+            best = np.argsort(bound[row, column], kind="stable")[:BEAM]
+            row, column = row[best], column[best]
         chosen = np.concatenate([chosen[row], column[:, None]], axis=1)
         used = total[row, column]
         first = stage.forward_EV[column, 0] + stage.backward_EV[column, 0]
         prefix = prefix[row] + first + (2.0 * send[index] if index < pp - 1 else 0.0)
         work = work[row] + stage.work_E[column]
-    return chosen
+    return chosen, complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +184,7 @@ def _from_entries(stages: Sequence[Entries], splits: IntArray) -> _Candidates:
 def _price_splits(problem: Problem, setting: Setting, stages: Sequence[Entries], splits: IntArray) -> _Candidates:
     """Costs of splits with the layers that each stage really gets: only those that fit, one candidate
     for every combination of incomparable recomputations."""
-    pp, vpp = setting.pp, setting.point.vpp
+    pp, vpp = setting.pp, setting.vpp
     layers_XJ = np.unique(np.stack([stage.layers_E[splits[:, j]] for j, stage in enumerate(stages)], axis=1), axis=0)
     rows = np.asarray([chunk_layers(tuple(split), vpp) for split in layers_XJ.tolist()], np.int64)
     flat = rows.reshape(len(rows) * pp, vpp * 2)
@@ -211,7 +222,7 @@ def _price_splits(problem: Problem, setting: Setting, stages: Sequence[Entries],
 
 def score(setting: Setting, forward_XJV: FloatArray, backward_XJV: FloatArray, sync_XJ: FloatArray) -> FloatArray:
     """[X] end of the pipeline with gradient sync, on the exact timeline."""
-    vpp = setting.point.vpp
+    vpp = setting.vpp
     if len(forward_XJV) > FEW:
         forward = [[forward_XJV[:, j, v] for v in range(vpp)] for j in range(setting.pp)]
         backward = [[backward_XJV[:, j, v] for v in range(vpp)] for j in range(setting.pp)]
@@ -226,7 +237,7 @@ def score(setting: Setting, forward_XJV: FloatArray, backward_XJV: FloatArray, s
 
 def _ends(setting: Setting, forward: list[list[Any]], backward: list[list[Any]], maximum: Any) -> list[Any]:
     send = setting.send_J.tolist()
-    if setting.point.vpp == 1:
+    if setting.vpp == 1:
         flat = [row[0] for row in forward], [row[0] for row in backward]
         return one_f_one_b_ends(*flat, send, setting.microbatches, maximum=maximum)
     return interleaved_ends(
@@ -236,7 +247,7 @@ def _ends(setting: Setting, forward: list[list[Any]], backward: list[list[Any]],
 
 def best_equal(problem: Problem, settings: Sequence[Setting], below: float) -> tuple[Setting, Solution] | None:
     """Of some grid points of one vpp, the best with equal layers and one recomputation on all stages."""
-    layers, vpp = problem.job.model.num_layers, settings[0].point.vpp
+    layers, vpp = problem.job.model.num_layers, settings[0].vpp
     settings = [setting for setting in settings if layers % (setting.pp * vpp) == 0]
     if not settings:
         return None

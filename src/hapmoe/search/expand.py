@@ -1,0 +1,147 @@
+"""From options to grid points: stage counts per pool, orders of pools, virtual stages.
+
+Array legend: K options, G grid points, P pools.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hapmoe.options import FloatArray, IntArray
+from hapmoe.search.bounds import count_bounds, heavy_class
+from hapmoe.search.points import Points
+from hapmoe.search.problem import Problem
+from hapmoe.search.space import count_vectors, legal_vpp
+
+__all__ = ["expand_counts", "expand_orders", "fullest_counts"]
+
+FEW_VECTORS = 3000
+"""Stage counts of one size that are listed once for all its options."""
+MOST_VECTORS = 100_000
+"""Stage counts of one option that are listed; beyond it the option stays open (the gap says so)."""
+
+
+def fullest_counts(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntArray]:
+    """A few promising stage counts per option: all pools, and the slowest left out one after the other.
+
+    Returns option [G] and stages [G, P]; where there are fewer layers than stages the fastest pools go first.
+    """
+    space, layers = problem.space, problem.job.model.num_layers
+    heavy, _ = heavy_class(problem)
+    layer_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)[option_K]
+    order_KP = np.argsort(layer_KP, axis=1)
+    most_KP = np.take_along_axis(space.most_KP[option_K], order_KP, axis=1)
+    step_KP = np.take_along_axis(space.step_KP[option_K], order_KP, axis=1)
+    options, stages = [], []
+    for drop in range(most_KP.shape[1]):
+        kept = most_KP * (np.arange(most_KP.shape[1]) < most_KP.shape[1] - drop)
+        taken = np.zeros_like(kept)
+        left = np.full(len(kept), layers)
+        for slot in range(kept.shape[1]):
+            step = np.maximum(step_KP[:, slot], 1)
+            taken[:, slot] = np.minimum(kept[:, slot], left // step * step)
+            left = left - taken[:, slot]
+        vectors = np.zeros_like(taken)
+        np.put_along_axis(vectors, order_KP, taken, axis=1)
+        options.append(option_K)
+        stages.append(vectors)
+    return _distinct(problem, np.concatenate(options), np.concatenate(stages))
+
+
+def expand_counts(
+    problem: Problem, option_K: IntArray, best_s: float
+) -> tuple[IntArray, IntArray, FloatArray, list[int]]:
+    """All stage counts of some options whose bound is below ``best_s``.
+
+    Returns option [G], stages [G, P], their bounds [G] in ascending order, and the options that have
+    too many counts to list.
+    """
+    space, layers = problem.space, problem.job.model.num_layers
+    options_parts, stages_parts = [np.zeros(0, np.int64)], [np.zeros((0, len(problem.tables)), np.int64)]
+    size_K = space.options.devices_K[option_K]
+    unlisted: list[int] = []
+    for size in np.unique(size_K).tolist():
+        mine = option_K[size_K == size]
+        most, step = space.most_KP[mine[0]], space.step_KP[mine[0]]
+        vectors = count_vectors(most, step, np.zeros_like(most), layers, FEW_VECTORS)
+        if vectors is not None:
+            options_parts.append(np.repeat(mine, len(vectors)))
+            stages_parts.append(np.tile(vectors, (len(mine), 1)))
+            continue
+        for k in mine.tolist():
+            low = _fewest_stages(problem, k, best_s)
+            vectors = count_vectors(most, step, low, layers, MOST_VECTORS)
+            if vectors is None:
+                unlisted.append(k)
+            else:
+                options_parts.append(np.full(len(vectors), k))
+                stages_parts.append(vectors)
+    option, stages = _distinct(problem, np.concatenate(options_parts), np.concatenate(stages_parts), unique=False)
+    bound = count_bounds(problem, option, stages) if len(option) else np.zeros(0)
+    keep = np.flatnonzero(bound < best_s)
+    keep = keep[np.argsort(bound[keep], kind="stable")]
+    return option[keep], stages[keep], bound[keep], unlisted
+
+
+def _fewest_stages(problem: Problem, k: int, best_s: float) -> IntArray:
+    """[P] stages of a pool without which the others could not keep below ``best_s``."""
+    most = np.minimum(problem.space.most_KP[k], problem.job.model.num_layers)
+    if not np.isfinite(best_s):
+        return np.zeros_like(most)
+    heavy, layers = heavy_class(problem)
+    layer = np.asarray([float(t.forward_CK[heavy, k] + t.backward_CK[heavy, k]) for t in problem.tables])
+    needed = layers * float(problem.microbatches_K[k]) / best_s
+    rate = most / layer
+    fewest: IntArray = np.ceil((needed - (rate.sum() - rate)) * layer * (1 - 1e-9)).astype(np.int64)
+    return np.clip(fewest, 0, most)
+
+
+def _distinct(
+    problem: Problem, option_G: IntArray, stages_GP: IntArray, unique: bool = True
+) -> tuple[IntArray, IntArray]:
+    """Without repetitions, and only what the pins allow."""
+    layers = problem.job.model.num_layers
+    total = stages_GP.sum(axis=1)
+    keep = (total > 0) & (total <= layers)
+    if problem.pins.degrees:
+        allowed = np.asarray([problem.pins.allow("pp", pp) for pp in range(layers + 1)])
+        keep &= allowed[np.clip(total, 0, layers)]
+    if problem.pins.nodes:
+        size_G = problem.space.options.devices_K[option_G]
+        for p, pool in enumerate(problem.cluster.pools):
+            nodes = -(-stages_GP[:, p] * size_G // pool.devices_per_node)
+            fine = np.asarray([problem.pins.allow_nodes(pool.name, number) for number in range(pool.nodes + 1)])
+            keep &= fine[np.clip(nodes, 0, pool.nodes)]
+    option_G, stages_GP = option_G[keep], stages_GP[keep]
+    if not unique or not len(option_G):
+        return option_G, stages_GP
+    rows = np.unique(np.concatenate([option_G[:, None], stages_GP], axis=1), axis=0)
+    return rows[:, 0], rows[:, 1:]
+
+
+def expand_orders(
+    problem: Problem, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray
+) -> tuple[Points, FloatArray]:
+    """Every order and number of virtual stages of some options with stage counts, with their bounds."""
+    space, pins = problem.space, problem.pins
+    orders: dict[tuple[int, ...], list[int]] = {}
+    chunks: dict[tuple[int, int], list[int]] = {}
+    microbatches = problem.microbatches_K[option_G].tolist()
+    row_of: list[int] = []
+    order_of: list[int] = []
+    vpp_of: list[int] = []
+    for row, (stages, count) in enumerate(zip(stages_GP.tolist(), microbatches, strict=True)):
+        used = tuple(p for p, number in enumerate(stages) if number)
+        if used not in orders:
+            orders[used] = space.orders_of(used)
+        key = (sum(stages), count)
+        if key not in chunks:
+            chunks[key] = [vpp for vpp in legal_vpp(problem.job, *key) if pins.allow("vpp", vpp)]
+        for order in orders[used]:
+            vpps = chunks[key]
+            row_of += [row] * len(vpps)
+            order_of += [order] * len(vpps)
+            vpp_of += vpps
+    row_G = np.asarray(row_of, np.int64)
+    points = Points(option_G[row_G], stages_GP[row_G], np.asarray(order_of, np.int64), np.asarray(vpp_of, np.int64))
+    return points, bound_G[row_G]
