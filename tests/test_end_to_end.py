@@ -1,4 +1,4 @@
-"""Every example script on every example cluster: script -> plan -> files -> the arguments of every rank -> Megatron-Core.
+"""Every example script on every example cluster: script, plan, files, the arguments of every rank, Megatron-Core.
 
 What the script hands over is established by real bash, what a rank may be given by Megatron-Core itself.
 """
@@ -45,6 +45,9 @@ PLAN_OWNS = {
     "--recompute-granularity",
     "--recompute-modules",
 }
+PARAMETERS = {"llama2-13b": 13.0e9, "mixtral-8x7b": 46.7e9, "qwen3-30b-a3b": 30.5e9, "deepseek-v3": 671e9}
+"""As their authors publish them."""
+
 STAND_IN = f"""#!{sys.executable}
 # The ranks of one node, one after the other in this process, numbered as the static rendezvous does.
 import os, runpy, sys
@@ -259,7 +262,14 @@ def go_through(script: Path, cluster: Cluster, tmp_path: Path, shims: Path, torc
 @pytest.mark.parametrize("cluster_file", CLUSTERS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_script_to_megatron(script: Path, cluster_file: Path, tmp_path: Path, shims: Path, torchrun: Path) -> None:
-    go_through(script, hapmoe.load_cluster(cluster_file), tmp_path, shims, torchrun)
+    cluster = hapmoe.load_cluster(cluster_file)
+    go_through(script, cluster, tmp_path, shims, torchrun)
+    memory = sum(pool.nodes * pool.devices_per_node * pool.device.memory_bytes for pool in cluster.pools)
+    found = (tmp_path / "plan").exists()
+    # bf16 weights and fp32 gradients, master weights and two moments of Adam: 18 bytes, sharded or not.
+    if parameters := PARAMETERS.get(script.stem):
+        assert found or 18 * parameters > 0.6 * memory
+        assert not found or 18 * parameters < memory
 
 
 def test_deepseek_v3_where_it_fits(tmp_path: Path, shims: Path, torchrun: Path) -> None:
@@ -268,16 +278,6 @@ def test_deepseek_v3_where_it_fits(tmp_path: Path, shims: Path, torchrun: Path) 
     large.write_text("pools: [{name: h800, device: h800-80g-sxm, nodes: 64}]\n")
     go_through(ROOT / "examples" / "deepseek-v3.sh", hapmoe.load_cluster(large), tmp_path, shims, torchrun, some=2)
     assert (tmp_path / "plan" / "plan.json").exists()
-
-
-def test_what_fits_nowhere_is_infeasible() -> None:
-    """DeepSeek-V3 has 671e9 parameters (its report): in bfloat16 with Adam, sharded over everything,
-    at least 16 bytes each, more than 32 devices of 192 GiB hold. Every example cluster says so."""
-    for cluster_file in CLUSTERS:
-        cluster = hapmoe.load_cluster(cluster_file)
-        memory = sum(pool.nodes * pool.devices_per_node * pool.device.memory_bytes for pool in cluster.pools)
-        assert memory < 671e9 * 16
-        assert hapmoe.plan(job_of(ROOT / "examples" / "deepseek-v3.sh"), cluster).status == "infeasible"
 
 
 @pytest.mark.parametrize(("script", "cluster_file"), [("qwen3-30b-a3b", "h100-h20"), ("mixtral-8x7b", "a100-h100")])

@@ -274,7 +274,7 @@ def test_one_failing_node_ends_the_run(tmp_path: Path, sandbox: Sandbox) -> None
 def test_no_rank_outlives_the_launcher(tmp_path: Path, sandbox: Sandbox, how: signal.Signals) -> None:
     launch = made(tmp_path, b.job(), MIXED, PLAN)
     (tmp_path / "bin" / "torchrun").write_text('#!/bin/bash\necho $$ > "$HOME/pid$NODE_RANK"; exec sleep 60\n')
-    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "HAPMOE_CHECK": "off"}
     running = subprocess.Popen([launch / "launch.sh"], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
     pids = [tmp_path / f"pid{node}" for node in range(3)]
     assert within(20, lambda: all(path.exists() and alive(path) for path in pids))

@@ -240,6 +240,7 @@ def message(
     behind: tuple[str, str] | None = None,
     least: str = "async_exposed_calibration",
 ) -> Op:
+    """A collective on ``axis`` that belongs to ``near``; ``behind``: the operation that hides it."""
     return Op(
         name,
         "message",

@@ -50,7 +50,7 @@ def item(text: str) -> RenderableType:
 
 
 def make_table(*headings: str, title: str = "") -> Table:
-    """A table with these headings; those of numbers stand at the right."""
+    """An empty table with these headings, whose cells wrap rather than being cut."""
     from rich import box
     from rich.table import Table
 

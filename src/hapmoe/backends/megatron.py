@@ -9,13 +9,23 @@ ranks of a stage. Device kinds differ through rank order: stage i is ranks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hapmoe.backends import version_tuple
 from hapmoe.backends.layout import layout_string
 from hapmoe.cluster import Cluster
 from hapmoe.job import Argument, JobSpec
 from hapmoe.plan import Plan, Recompute, Stage
 
-__all__ = ["OWNED", "launchable", "layout_string", "recompute_arguments", "stage_arguments"]
+__all__ = [
+    "OWNED",
+    "has_flag",
+    "keep_users",
+    "launchable",
+    "layout_string",
+    "recompute_arguments",
+    "stage_arguments",
+]
 
 OWNED: dict[str, int | None] = {
     # Flag: number of values (None: all words up to the next flag). Old names are here too, so that
@@ -59,19 +69,19 @@ def stage_arguments(job: JobSpec, plan: Plan) -> tuple[tuple[Argument, ...], tup
     ``text=None`` and their shell source.
     """
     kept = keep_users(job.argv)
-    words = plan_arguments(job, plan, has_global_batch=_has(kept, "--global-batch-size"))
+    words = plan_arguments(job, plan, has_global_batch=has_flag(kept, "--global-batch-size"))
     common = (*kept, *(Argument(text=word, owner="plan", source="", where="plan") for word in words))
     return common, tuple(recompute_arguments(stage.recompute) for stage in plan.stages)
 
 
-def keep_users(argv: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """The user's words in order, without every occurrence of the flags in ``OWNED``."""
+def keep_users(argv: tuple[Argument, ...], owned: Mapping[str, int | None] = OWNED) -> tuple[Argument, ...]:
+    """The user's words in order, without every occurrence of the flags in ``owned``."""
     kept: list[Argument] = []
     drop: int | None = 0  # values of an owned flag still to be dropped
     for argument in argv:
         name, inline = _flag(argument)
-        if name in OWNED:
-            drop = 0 if inline else OWNED[name]
+        if name in owned:
+            drop = 0 if inline else owned[name]
         elif drop is None and name:
             drop = 0
             kept.append(argument)
@@ -150,7 +160,8 @@ def _differ(stages: tuple[Stage, ...]) -> bool:
     return len({(s.tp, s.cp, s.ep, s.etp, s.dp, s.num_devices, s.micro_batch_size) for s in stages}) > 1
 
 
-def _has(argv: tuple[Argument, ...], name: str) -> bool:
+def has_flag(argv: tuple[Argument, ...], name: str) -> bool:
+    """Does the flag called ``name`` stand among these words?"""
     return any(_flag(argument)[0] == name for argument in argv)
 
 

@@ -27,6 +27,7 @@ def install() -> None:
     when_imported("megatron.core.transformer.moe.moe_utils", _no_te_gemm)
     when_imported("megatron.core.transformer.torch_norm", _mark_norms)
     when_imported("megatron.core.transformer.dot_product_attention", _gather_keys)
+    when_imported("megatron.core.optimizer.distrib_optimizer", _keep_step)
     if importlib.util.find_spec("triton") is None and not any(isinstance(f, _Stub) for f in sys.meta_path):
         sys.meta_path.insert(0, _Stub())  # type: ignore[arg-type]
 
@@ -91,6 +92,22 @@ def _gather_keys(module: Any) -> None:
         return run(self, query, key, value, attention_mask, *args, **kwargs)
 
     attention.__init__, attention.forward = init_whole, forward
+
+
+def _keep_step(module: Any) -> None:
+    """Loading a fully reshardable checkpoint: torch's Adam keeps "step" beside the moments, Megatron looks only for those.
+
+    It has set the step before (load_state_dict); TE's and Apex's Adam have none there.
+    """
+    optimizer = module.DistributedOptimizer
+    copy_in = optimizer._set_main_param_and_optimizer_states
+
+    def copy_with_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        copy_in(self, model_param, {**{name: value for name, value in state.items() if name == "step"}, **tensors})
+
+    optimizer._set_main_param_and_optimizer_states = copy_with_step
 
 
 class _Stub:

@@ -1,4 +1,4 @@
-"""A plan as files that start it. A target is one pure function: ``files(job, cluster, plan, plan_json)``.
+"""A plan as files that start it. A target is one pure function: ``files(job, cluster, plan, plan_json, options)``.
 
 No target reads a clock, the environment or a disk; ``write`` puts what they return on disk.
 """
@@ -6,24 +6,44 @@ No target reads a clock, the environment or a disk; ``write`` puts what they ret
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from hapmoe.cluster import Cluster
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
 from hapmoe.plan import Plan
 
-__all__ = ["TARGETS", "Target", "target"]
+if TYPE_CHECKING:
+    from hapmoe.launch.options import LaunchOptions
+
+__all__ = ["STARTS", "TARGETS", "Target", "target"]
 
 
 class Target(Protocol):
     """Relative path -> text of everything that a launch needs."""
 
-    def __call__(self, job: JobSpec, cluster: Cluster, plan: Plan, plan_json: str) -> dict[str, str]: ...
+    def __call__(
+        self, job: JobSpec, cluster: Cluster, plan: Plan, plan_json: str, options: LaunchOptions | None = None
+    ) -> dict[str, str]: ...
 
 
-TARGETS = {"torchrun": "hapmoe.launch.torchrun"}
+TARGETS = {
+    "torchrun": "hapmoe.launch.torchrun",
+    "slurm": "hapmoe.launch.slurm",
+    "kubernetes": "hapmoe.launch.kubernetes",
+    "nemorun": "hapmoe.launch.nemorun",
+    "flagscale": "hapmoe.launch.flagscale",
+}
 """Module of each target (loaded when asked for), by the name that ``--target`` takes."""
+
+STARTS = {
+    "torchrun": "./launch.sh",
+    "slurm": "sbatch launch.sbatch",
+    "kubernetes": "./launch.sh",
+    "nemorun": "python launch_nemo.py",
+    "flagscale": "./launch.sh",
+}
+"""The command that starts what a target wrote, in its folder."""
 
 
 def target(name: str) -> Target:

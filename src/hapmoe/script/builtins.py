@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILTINS"]
 
+_SLURM_PROGRAMS = frozenset(("srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel"))
 _LONG_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
 
 
@@ -358,7 +359,8 @@ def _known_command(shell: Shell, args: Args) -> None:
     """``type``, ``hash``, ``which``: whether a program is there."""
     words = [word for word in texts(args) if not word.startswith("-")]
     here = bool(words) and all(word in shell.state.functions or word in BUILTINS for word in words)
-    shell.state.status = 0 if here else None
+    slurm = shell.around.slurm and bool(words) and _SLURM_PROGRAMS.issuperset(words)
+    shell.state.status = 0 if here or slurm else None
     mark = Unknown(f"command substitution {shell.substitution}", shell.substitution, shell.where(), nonempty=False)
     shell.print(shell.world.marks.mark(mark) + "\n" if not here else words[0] + "\n")
 

@@ -320,4 +320,5 @@ def _record(shell: Shell, entry: Entry) -> None:
             shell.state.guards,
         )
     )
+    shell.print(None, what=MARK.sub("?", entry.entry.text))
     shell.state.status = None

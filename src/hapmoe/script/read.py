@@ -11,6 +11,7 @@ from hapmoe.errors import InputError
 
 from .control import Control, bounded
 from .files import source_of
+from .flags import REFUSED, arity_of, find_flag
 from .inputs import read_text
 from .interpret import Shell
 from .launched import Around, parse_sbatch, slurm_around, training_score
@@ -113,7 +114,7 @@ def _settled(shell: Shell, launch: Launch) -> None:
     for place, word in enumerate(words):
         for unknown in shell.world.marks.of(word.text):
             flag = _flag_of(words, place)
-            if unknown.branch:
+            if unknown.branch and not _passed_on(shell, words, place):
                 raise InputError(
                     f"{flag} of the training depends on this condition, which is not known",
                     where=unknown.branch,
@@ -125,6 +126,21 @@ def _settled(shell: Shell, launch: Launch) -> None:
                     where=word.where or launch.where,
                     hint="write them into the script, or give them with --env NAME=VALUE",
                 )
+
+
+def _passed_on(shell: Shell, words: tuple[Text, ...], place: int) -> bool:
+    """One value of a flag that means nothing to a planner: it may differ, as long as it is one word."""
+    before = words[place - 1].text if place > 1 else ""
+    return (
+        before.startswith("--")
+        and "=" not in before
+        and not MARK.search(before)
+        and find_flag(before)[0] is None
+        and before not in REFUSED
+        and arity_of(before) != 0
+        and not words[place].text.startswith("-")
+        and not any(unknown.spread for unknown in shell.world.marks.of(words[place].text))
+    )
 
 
 def _flag_of(words: tuple[Text, ...], place: int) -> str:
@@ -192,6 +208,10 @@ def _token(shell: Shell, word: Text, *, named: str = "") -> Token:
         return Token(word.text, where=word.where)
     source = source_of(shell, word.text)
     bare = len(word.text) == 1 and unknowns[0].spread
+    choice = next((each for each in unknowns if each.branch), None)
+    if choice and not named:  # which of the values it is only a run would tell; a launcher asks for it by name
+        name = re.fullmatch(r"\$\{(\w+)\}", choice.source) if len(word.text) == 1 else None
+        return Token(None, choice.why, name.group(1) if name else "", word.where)
     why = next((each.why for each in unknowns if each.secret), unknowns[0].why)
     if holds_secret(source) or holds_secret(why):
         return Token(None, "holds a secret", "", word.where)

@@ -31,6 +31,10 @@ def texts(args: Args) -> list[str]:
     return [arg.text if isinstance(arg, Text) else arg.source for arg in args]
 
 
+def _is_wild(shell: Shell, text: str) -> bool:
+    return any(not each.single for each in shell.world.marks.of(text))
+
+
 def set_positionals(shell: Shell, words: list[Text]) -> None:
     spread = [each for word in words for each in shell.world.marks.of(word.text) if each.spread]
     shell.state.positionals = () if spread else tuple(words)
@@ -69,6 +73,12 @@ def source(shell: Shell, args: Args) -> None:
             return
         label = str(path) if MARK.search(name) else name
         text = inputs.read_text(path, label, where=shell.where())
+    if any(_is_wild(shell, line.lstrip()[:1]) for line in text.split("\n")):
+        raise InputError(
+            f"the file {label!r} that it sources is made by a program that is not run",
+            where=shell.where(),
+            hint="give what it sets with --env NAME=VALUE and drop the line",
+        )
     saved, saved_mark = shell.state.positionals, shell.state.positional_mark
     rest = [arg for arg in args[1:] if isinstance(arg, Text)]
     if rest:

@@ -33,6 +33,7 @@ def _cat(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 
 def _dirname(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    args = args[1:] if args[:1] == ["--"] else args
     if len(args) != 1 or args[0].startswith("-"):
         return UNKNOWN
     tail = MARK.split(args[0])[-1].rstrip("/")
@@ -49,6 +50,7 @@ def _basename(shell: Shell, args: list[str], stdin: str | None) -> Result:
     suffix = ""
     if args[:1] == ["-s"] and len(args) == 3:
         suffix, args = args[1], args[2:]
+    args = args[1:] if args[:1] == ["--"] else args
     if len(args) not in (1, 2) or args[0].startswith("-"):
         return UNKNOWN
     suffix = args[1] if len(args) == 2 else suffix
@@ -64,7 +66,7 @@ def _basename(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 def _realpath(shell: Shell, args: list[str], stdin: str | None) -> Result:
     names = [arg for arg in args if not arg.startswith("-")]
-    if len(names) != 1 or any(arg.startswith("--") for arg in args):
+    if len(names) != 1 or any(arg.startswith("--") and arg != "--" for arg in args):
         return UNKNOWN
     return shell.absolute(names[0]) + "\n", 0
 

@@ -119,27 +119,14 @@ def _provided(shell: Shell, name: str) -> Text | None:
     return None
 
 
-_SLURM_UNKNOWN = frozenset(
-    [
-        "SLURM_JOB_ID",
-        "SLURM_JOBID",
-        "SLURM_JOB_NODELIST",
-        "SLURM_NODELIST",
-        "SLURM_SUBMIT_DIR",
-        "SLURM_JOB_NAME",
-        "SLURM_CPUS_ON_NODE",
-        "SLURMD_NODENAME",
-        "SLURM_SUBMIT_HOST",
-        "SLURM_JOB_PARTITION",
-        "SLURM_JOB_USER",
-        "SLURM_STEP_NODELIST",
-        "SLURM_TMPDIR",
-        "SLURM_LAUNCH_NODE_IPADDR",
-        "SLURM_JOB_START_TIME",
-        "SLURM_JOB_GPUS",
-        "SLURM_TASKS_PER_NODE",
-    ]
+_SLURM_ALWAYS = frozenset(
+    f"SLURM_{name}"
+    for name in """
+        NNODES JOB_NUM_NODES JOB_ID JOBID JOB_NODELIST NODELIST SUBMIT_DIR JOB_NAME CPUS_ON_NODE SUBMIT_HOST
+        JOB_PARTITION JOB_USER TASKS_PER_NODE PROCID NODEID LOCALID
+    """.split()
 )
+"""Set in every job; other names of Slurm's may also be unset, as their option is given or not."""
 _SLURM_PLACES = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
 
 
@@ -159,9 +146,13 @@ def _slurm(shell: Shell, name: str) -> Text | None:
     value = 0 if name in _SLURM_PLACES and not around.parallel else known.get(name)
     if value is not None:
         return Text(str(value), "Slurm options")
-    if name not in _SLURM_UNKNOWN and name not in _SLURM_PLACES and name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
-        return None
-    unknown = Unknown(f"Slurm's ${name}", f"${{{name}}}", shell.where(), stable=name not in _SLURM_PLACES)
+    unknown = Unknown(
+        f"Slurm's ${name}",
+        f"${{{name}}}",
+        shell.where(),
+        nonempty=name in _SLURM_ALWAYS,
+        stable=name not in _SLURM_PLACES,
+    )
     return Text(shell.world.marks.mark(unknown), shell.where())
 
 

@@ -85,6 +85,7 @@ def _relaxed(setting: Setting, stages: Sequence[Entries]) -> float:
 def _list_splits(problem: Problem, setting: Setting, stages: Sequence[Entries], window: float) -> tuple[IntArray, bool]:
     """[X, J] entry per stage of every split whose prefix bounds stay below ``window``; False: only of
     the most promising, there are too many."""
+    pp, microbatches = setting.pp, setting.microbatches
     layers = problem.job.model.num_layers
     send = setting.send_J
     right = np.append(send[: pp - 1], 0.0) if setting.flat else np.zeros(pp)
