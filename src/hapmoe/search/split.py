@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.resolve import chunk_layers
 from hapmoe.schedule import interleaved_ends, one_f_one_b_ends
-from hapmoe.search.bounds import EPS, blocked_s, pipeline_bound
+from hapmoe.search.bounds import EPS, pipeline_bound
 from hapmoe.search.entries import Entries, price_rows
 from hapmoe.search.problem import Problem, Setting
+from hapmoe.search.suffix import Floors, floors_of
 
 __all__ = ["Solution", "best_equal", "best_split"]
 
@@ -28,7 +29,7 @@ MOST_ENTRIES = 3_000_000
 """Stages of splits of one grid point that are listed at once; beyond it only the best BEAM are followed
 and the point stays open (the gap says so)."""
 
-BEAM = 2000
+BEAM, QUICK_BEAM = 2000, 48
 
 FEW = 24
 """Up to so many candidates are scored one by one; more are scored side by side in arrays."""
@@ -51,75 +52,74 @@ def best_split(
     """The best split with a step below ``below``, or None; and what an unlisted split could still
     take at the least (infinite: all were looked at).
 
-    ``floor``: a lower bound of this point, from which the window of bounds is widened.
+    ``floor``: a lower bound of this point.
     """
     stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
     if not all(len(stage.layers_E) for stage in stages):
         return None, np.inf
-    relaxed = _relaxed(setting, stages)
-    if relaxed >= below:
+    layers = problem.job.model.num_layers
+    after = max(float(stage.optimizer_E.min()) for stage in stages)
+    floors = floors_of(setting, stages, layers)
+    floor = max(floor, floors.least(layers, setting.flat) + after)
+    if floor >= below:
         return None, np.inf
-    floor = max(floor, relaxed)
-    window = below if below < floor * 1.1 else floor * 1.01
-    while True:
-        splits, complete = _list_splits(problem, setting, stages, window)
-        found = _best_of(problem, setting, stages, splits, window) if len(splits) else None
-        if not complete:
-            if found is None and window < below:
-                window = min(below, window * 1.05)
-                continue
-            return found, floor
-        if found is not None or window >= below:
-            return found, np.inf
-        window = min(below, window * 1.05) if window < 64 * floor else below
+    floor = max(floor, _relaxed(setting, stages) + after)
+    if floor >= below:
+        return None, np.inf
+    # A narrow beam first: its best split is the window within which all others are listed.
+    splits, complete = _list_splits(setting, stages, floors, layers, below, QUICK_BEAM)
+    best = _best_of(problem, setting, stages, splits, below) if len(splits) else None
+    if complete or (best is not None and best.step_s <= floor * (1 + EPS)):
+        return best, np.inf
+    window = best.step_s if best else below
+    splits, complete = _list_splits(setting, stages, floors, layers, window)
+    better = _best_of(problem, setting, stages, splits, window) if len(splits) else None
+    return better or best, np.inf if complete else floor
 
 
 def _relaxed(setting: Setting, stages: Sequence[Entries]) -> float:
-    """The step if every stage took the least of all its entries: no split is faster."""
+    """The end of the pipeline if every stage took the least of all its entries: no split is faster."""
     forward = np.asarray([[stage.forward_EV.min(axis=0) for stage in stages]])
     backward = np.asarray([[stage.backward_EV.min(axis=0) for stage in stages]])
     sync = np.asarray([[stage.sync_E.min() for stage in stages]])
-    return float(score(setting, forward, backward, sync)[0]) + max(float(stage.optimizer_E.min()) for stage in stages)
+    return float(score(setting, forward, backward, sync)[0])
 
 
-def _list_splits(problem: Problem, setting: Setting, stages: Sequence[Entries], window: float) -> tuple[IntArray, bool]:
-    """[X, J] entry per stage of every split whose prefix bounds stay below ``window``; False: only of
-    the most promising, there are too many."""
-    pp, microbatches = setting.pp, setting.microbatches
-    layers = problem.job.model.num_layers
-    send = setting.send_J
-    right = np.append(send[: pp - 1], 0.0) if setting.flat else np.zeros(pp)
-    left = np.concatenate([[0.0], right[:-1]])
-    ahead = pp - 1 - np.arange(pp)
-    held = blocked_s(ahead, right, left, microbatches)
-    falling = np.minimum(ahead, microbatches - 1)
+def _list_splits(
+    setting: Setting, stages: Sequence[Entries], floors: Floors, layers: int, window: float, beam: int = 0
+) -> tuple[IntArray, bool]:
+    """[X, J] entry per stage of every split whose bounds stay below ``window``; False: only of the
+    most promising, there are too many.
+
+    A partial split is bounded by what its stages cost and what the floors say of the rest. ``beam``:
+    follow only so many at a time.
+    """
     limit = (window - max(float(stage.optimizer_E.min()) for stage in stages)) * (1 + EPS)
-    lowest = [int(stage.layers_E.min()) for stage in stages]
-    highest = [int(stage.layers_E.max()) for stage in stages]
-    least_rest = np.asarray([*np.cumsum([float(stage.work_E.min()) for stage in stages][::-1])[::-1], 0.0])
     complete = True
     chosen = np.zeros((1, 0), np.int64)
     used, prefix, work = np.zeros(1, np.int64), np.zeros(1), np.zeros(1)
-    trips = 2.0 * float(send[: pp - 1].sum())
+    turned = np.full(1, -np.inf)
     for index, stage in enumerate(stages):
-        total = used[:, None] + stage.layers_E[None, :]
-        fits = (total + sum(lowest[index + 1 :]) <= layers) & (total + sum(highest[index + 1 :]) >= layers)
-        bound = prefix[:, None] + microbatches * stage.work_E[None, :] + held[index]
+        left = layers - (used[:, None] + stage.layers_E[None, :])
+        rest = np.clip(left, 0, layers)
+        after = prefix[:, None] + floors.first[index][None, :]
+        bound = np.maximum(prefix[:, None] + floors.busy[index][None, :], after + floors.busy_JN[index + 1, rest])
         if setting.flat:
-            period = stage.work_E + right[index] + left[index]
-            turn = (microbatches - 1) * period - falling[index] * stage.forward_EV[:, 0]
-            whole = work[:, None] + stage.work_E[None, :] + least_rest[index + 1] + trips
-            bound = np.maximum(bound, whole + turn[None, :])
-        row, column = np.nonzero(fits & (bound <= limit))
-        if len(row) * (index + 1) > MOST_ENTRIES:
+            whole = work[:, None] + stage.work_E[None, :] + floors.sum_JN[index + 1, rest] + floors.trips_s
+            turn = np.maximum(turned[:, None], floors.turn[index][None, :])
+            bound = np.maximum(bound, whole + np.maximum(turn, floors.turn_JN[index + 1, rest]))
+        possible = (left >= 0) & np.isfinite(floors.sum_JN[index + 1, rest])
+        row, column = np.nonzero(possible & (bound <= limit))
+        most = beam or (BEAM if len(row) * (index + 1) > MOST_ENTRIES else len(row))
+        if len(row) > most:
             complete = False
-            best = np.argsort(bound[row, column], kind="stable")[:BEAM]
+            best = np.argsort(bound[row, column], kind="stable")[:most]
             row, column = row[best], column[best]
         chosen = np.concatenate([chosen[row], column[:, None]], axis=1)
-        used = total[row, column]
-        first = stage.forward_EV[column, 0] + stage.backward_EV[column, 0]
-        prefix = prefix[row] + first + (2.0 * send[index] if index < pp - 1 else 0.0)
+        used = layers - left[row, column]
+        prefix = after[row, column]
         work = work[row] + stage.work_E[column]
+        turned = np.maximum(turned[row], floors.turn[index][column])
     return chosen, complete
 
 
