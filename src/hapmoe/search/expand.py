@@ -6,11 +6,13 @@ Array legend: K options, G grid points, P pools.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
-from hapmoe.search.bounds import count_bounds, heavy_class
+from hapmoe.search.bounds import EPS, count_bounds, heavy_class
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
+from hapmoe.search.reach import counts_suffice
 from hapmoe.search.space import count_vectors, legal_vpp
 
 __all__ = ["expand_counts", "expand_orders", "fullest_counts"]
@@ -57,35 +59,57 @@ def expand_counts(
     too many counts to list.
     """
     space, layers = problem.space, problem.job.model.num_layers
-    options_parts, stages_parts = [np.zeros(0, np.int64)], [np.zeros((0, len(problem.tables)), np.int64)]
-    size_K = space.options.devices_K[option_K]
+    parts = [(np.zeros(0, np.int64), np.zeros((0, len(problem.tables)), np.int64))]
     unlisted: list[int] = []
-    for size in np.unique(size_K).tolist():
-        mine = option_K[size_K == size]
-        most, step = space.most_KP[mine[0]], space.step_KP[mine[0]]
+    usable_KP = _usable_pools(problem, option_K, best_s)
+    most_KP = np.where(usable_KP, space.most_KP[option_K], 0)
+    kinds, kind_of = np.unique(np.concatenate([space.step_KP[option_K], most_KP], axis=1), axis=0, return_inverse=True)
+    for kind, limits in enumerate(kinds):
+        mine = option_K[kind_of.ravel() == kind]
+        step, most = limits[: len(problem.tables)], limits[len(problem.tables) :]
         vectors = count_vectors(most, step, np.zeros_like(most), layers, FEW_VECTORS)
         if vectors is not None:
-            options_parts.append(np.repeat(mine, len(vectors)))
-            stages_parts.append(np.tile(vectors, (len(mine), 1)))
+            parts.append(_fast_enough(problem, mine, vectors, best_s))
             continue
         for k in mine.tolist():
-            low = _fewest_stages(problem, k, best_s)
-            vectors = count_vectors(most, step, low, layers, MOST_VECTORS)
+            vectors = count_vectors(most, step, _fewest_stages(problem, k, most, best_s), layers, MOST_VECTORS)
             if vectors is None:
                 unlisted.append(k)
             else:
-                options_parts.append(np.full(len(vectors), k))
-                stages_parts.append(vectors)
-    option, stages = _distinct(problem, np.concatenate(options_parts), np.concatenate(stages_parts), unique=False)
+                parts.append(_fast_enough(problem, np.asarray([k]), vectors, best_s))
+    option, stages = (np.concatenate(column) for column in zip(*parts, strict=True))
+    option, stages = _distinct(problem, option, stages, unique=False)
     bound = count_bounds(problem, option, stages) if len(option) else np.zeros(0)
     keep = np.flatnonzero(bound < best_s)
+    if np.isfinite(best_s) and len(keep):
+        keep = keep[counts_suffice(problem, option[keep], stages[keep], best_s)]
     keep = keep[np.argsort(bound[keep], kind="stable")]
     return option[keep], stages[keep], bound[keep], unlisted
 
 
-def _fewest_stages(problem: Problem, k: int, best_s: float) -> IntArray:
+def _usable_pools(problem: Problem, option_K: IntArray, best_s: float) -> NDArray[np.bool_]:
+    """[K, P] could a stage of this pool with one layer of the lightest class keep below ``best_s``?"""
+    light = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1)[option_K]
+    usable: NDArray[np.bool_] = problem.microbatches_K[option_K][:, None] * light * (1 - EPS) <= best_s
+    return usable
+
+
+def _fast_enough(problem: Problem, option_K: IntArray, vectors: IntArray, best_s: float) -> tuple[IntArray, IntArray]:
+    """The pairs of options and stage counts whose stages together are fast enough for ``best_s``."""
+    if np.isfinite(best_s) and len(option_K):
+        heavy, layers = heavy_class(problem)
+        layer_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)[option_K]
+        rate_KS = np.einsum("kp,sp->ks", 1.0 / layer_KP, vectors.astype(np.float64))
+        needed_K = layers * problem.microbatches_K[option_K] / best_s * (1 - EPS)
+        row, column = np.nonzero(rate_KS >= needed_K[:, None])
+    else:
+        row, column = (index.ravel() for index in np.indices((len(option_K), len(vectors))))
+    return option_K[row], vectors[column]
+
+
+def _fewest_stages(problem: Problem, k: int, most: IntArray, best_s: float) -> IntArray:
     """[P] stages of a pool without which the others could not keep below ``best_s``."""
-    most = np.minimum(problem.space.most_KP[k], problem.job.model.num_layers)
+    most = np.minimum(most, problem.job.model.num_layers)
     if not np.isfinite(best_s):
         return np.zeros_like(most)
     heavy, layers = heavy_class(problem)

@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.search.bounds import EPS, blocked_s, heavy_class
 from hapmoe.search.points import Points, sends_of, stage_pools
 from hapmoe.search.problem import Problem
 
-__all__ = ["point_bounds"]
+__all__ = ["counts_suffice", "point_bounds"]
 
 FINE = 16
 """Up to so many stages every stage is a part of its own."""
@@ -53,13 +54,16 @@ def _bounds_of(problem: Problem, points: Points, floor_G: FloatArray, ceiling: f
     most = ceiling if limited else float(max(1.0, low.max())) * 64.0
     reach = _reach(parts, np.full(len(low), most))
     hopeless = (reach * parts.count_GS).sum(axis=1) < parts.layers
-    high = np.where(hopeless, np.inf, most)
-    for _ in range(6 if limited else 16):
-        middle = np.where(hopeless, most, 0.5 * (low + np.minimum(high, most)))
-        enough = ((_reach(parts, middle) * parts.count_GS).sum(axis=1) >= parts.layers) & ~hopeless
-        high = np.where(enough, middle, high)
-        low = np.where(enough | hopeless, low, middle)
     bound = np.where(hopeless, ceiling if limited else np.inf, np.minimum(low, most))
+    hopeful = np.flatnonzero(~hopeless)
+    if len(hopeful):
+        some = parts.take(hopeful)
+        low, high = bound[hopeful], np.full(len(hopeful), most)
+        for _ in range(6 if limited else 16):
+            middle = 0.5 * (low + high)
+            enough = (_reach(some, middle) * some.count_GS).sum(axis=1) >= some.layers
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        bound[hopeful] = low
     # other classes of layers come on top of what the heavy class leaves room for
     others = problem.job.model.num_layers - parts.layers
     stages = np.arange(parts.pp)
@@ -99,6 +103,10 @@ class _Parts:
     optimizer_G: FloatArray
     lightest_G: FloatArray
     """The cheapest layer of any class on any stage."""
+
+    def take(self, which: IntArray) -> _Parts:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return _Parts(**{name: v[which] if isinstance(v, np.ndarray) else v for name, v in values.items()})
 
 
 def _cut(points: Points, pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
@@ -209,6 +217,47 @@ def _parts(problem: Problem, points: Points) -> _Parts:
         optimizer_G=pick(params).min(axis=1) / pp,
         lightest_G=pick([(t.forward_CK + t.backward_CK).min(axis=0) for t in tables]).min(axis=1),
     )
+
+
+def counts_suffice(problem: Problem, option_G: IntArray, stages_GP: IntArray, step_s: float) -> NDArray[np.bool_]:
+    """[G] could stages in such numbers hold the model within ``step_s``, in any order, with any vpp?
+
+    Every pool is taken to stand last, where a stage holds the fewest microbatches (1F1B holds no more
+    than interleaving); pipeline fill, embedding and head are left out.
+    """
+    heavy, layers = heavy_class(problem)
+    microbatches = problem.microbatches_K[option_G].astype(np.float64)
+    cap = step_s / microbatches * (1 + EPS)
+    held_G = np.zeros(len(option_G))
+    for p, t in enumerate(problem.tables):
+        k = option_G
+        time = (t.forward_CK[heavy] + t.backward_CK[heavy])[k]
+        dense, expert = t.dense_params_CK[heavy], t.expert_params_CK[heavy]
+        static = (t.weight_bytes + t.grad_bytes) * (dense + expert)
+        static = (static + dense * t.dense_optimizer_bytes_K + expert * t.expert_optimizer_bytes_K)[k]
+        room = t.memory_limit_bytes - t.workspace_bytes_K[k]
+        behind = np.zeros(len(k))
+        for piece in range(PIECES):
+            number = (stages_GP[:, p] + piece) // PIECES
+            flight = np.minimum(behind + 1, microbatches)
+            most = np.zeros(len(k))
+            kept = flight * t.activation_RCK[0, heavy, k]
+            for r in range(len(t.menu)):
+                if not problem.allowed[r] and r < len(t.menu) - 1:
+                    continue
+                extra, act = t.recompute_RCK[r, heavy, k], flight * t.activation_RCK[r, heavy, k]
+                transient = t.transient_RCK[r, heavy, k]
+                if r < len(t.menu) - 1:
+                    fits = np.minimum((room - transient) / (static + act), cap / (time + extra))
+                else:  # see ``_reach``
+                    free = room - np.minimum(transient, t.transient_RCK[0, heavy, k])
+                    saved = np.maximum(kept - act, 1e-30)
+                    slow = (cap + extra * free / saved) / (time + extra * (static + kept) / saved)
+                    fits = np.minimum(np.minimum(free / (static + act), cap / time), slow)
+                most = np.maximum(most, np.floor(fits * (1 + EPS)))
+            held_G += number * most
+            behind = behind + number
+    return np.asarray(held_G >= layers)
 
 
 def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:

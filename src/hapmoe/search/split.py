@@ -140,14 +140,37 @@ def _best_of(
     problem: Problem, setting: Setting, stages: Sequence[Entries], splits: IntArray, window: float
 ) -> Solution | None:
     """The best of the listed splits with a step of at most ``window``."""
-    exact = len(problem.prefix_CN) == 1
-    candidates = _from_entries(stages, splits) if exact else _price_splits(problem, setting, stages, splits)
+    candidates = _from_entries(stages, splits)
+    if len(problem.prefix_CN) == 1:
+        return _score_best(setting, candidates, window)
+    # Entries only bound the cost of layers that are not all alike: price the real ones, best bound first.
+    bound = _bound(setting, candidates)
+    order = np.flatnonzero(bound <= window * (1 + EPS))
+    order = order[np.argsort(bound[order], kind="stable")]
+    best: Solution | None = None
+    size = 16
+    while len(order) and bound[order[0]] <= window:
+        batch, order = order[:size], order[size:]
+        size = BATCH
+        found = _score_best(setting, _price_splits(problem, setting, candidates.layers_XJ[batch]), window)
+        if found is not None:
+            best, window = found, found.step_s
+    return best
+
+
+def _bound(setting: Setting, candidates: _Candidates) -> FloatArray:
+    end = pipeline_bound(candidates.forward_XJV, candidates.backward_XJV, setting.send_J, setting.microbatches)
+    bound: FloatArray = end + candidates.sync_XJ[:, 0] + candidates.optimizer_XJ.max(axis=1)
+    return bound
+
+
+def _score_best(setting: Setting, candidates: _Candidates, window: float) -> Solution | None:
+    """The best candidate on the exact timeline, if its step is at most ``window``."""
     if not len(candidates.layers_XJ):
         return None
     forward, backward = candidates.forward_XJV, candidates.backward_XJV
     after = candidates.optimizer_XJ.max(axis=1)
-    bound = pipeline_bound(forward, backward, setting.send_J, setting.microbatches)
-    bound = bound + candidates.sync_XJ[:, 0] + after
+    bound = _bound(setting, candidates)
     order = np.flatnonzero(bound <= window * (1 + EPS))
     order = order[np.argsort(bound[order], kind="stable")]
     best, best_at = np.inf, -1
@@ -182,11 +205,11 @@ def _from_entries(stages: Sequence[Entries], splits: IntArray) -> _Candidates:
     )
 
 
-def _price_splits(problem: Problem, setting: Setting, stages: Sequence[Entries], splits: IntArray) -> _Candidates:
+def _price_splits(problem: Problem, setting: Setting, layers_XJ: IntArray) -> _Candidates:
     """Costs of splits with the layers that each stage really gets: only those that fit, one candidate
     for every combination of incomparable recomputations."""
     pp, vpp = setting.pp, setting.vpp
-    layers_XJ = np.unique(np.stack([stage.layers_E[splits[:, j]] for j, stage in enumerate(stages)], axis=1), axis=0)
+    layers_XJ = np.unique(layers_XJ, axis=0)
     rows = np.asarray([chunk_layers(tuple(split), vpp) for split in layers_XJ.tolist()], np.int64)
     flat = rows.reshape(len(rows) * pp, vpp * 2)
     keyed = np.concatenate([np.tile(np.arange(pp), len(rows))[:, None], flat], axis=1)
