@@ -13,12 +13,12 @@ from hapmoe.cost import evaluate
 from hapmoe.pricing import recompute_menu
 from hapmoe.rules import check
 from hapmoe.search import pose_for, search
-from hapmoe.search.bounds import option_bounds
+from hapmoe.search.bounds import option_bounds, round_trip_bound
 from hapmoe.search.entries import price_entries
 from hapmoe.search.expand import expand_counts, expand_orders
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
-from hapmoe.search.reach import point_bounds
+from hapmoe.search.reach import counts_suffice, point_bounds
 from hapmoe.search.split import best_split
 
 SPACES, BLOCKS = 300, 10
@@ -84,7 +84,7 @@ def check_bounds(problem: Problem, seed: int) -> None:
         bound_K, possible_K = option_bounds(problem)
         option, stages, bound, unlisted = expand_counts(problem, every, np.inf)
         assert not unlisted
-        points, floor = expand_orders(problem, option, stages, bound)
+        points, floor = expand_orders(problem, option, stages, bound, np.inf)
         if not len(points):
             return
         assert len({row.tobytes() for row in key_of(points)}) == len(points)
@@ -96,6 +96,10 @@ def check_bounds(problem: Problem, seed: int) -> None:
             k = setting.option
             assert possible_K[k] and bound_K[k] <= step * slack, (seed, setting, bound_K[k], step)
             assert floor[g] <= step * slack and point_bound[g] <= step * slack, (seed, setting, floor[g], step)
+            alone = np.asarray([k]), np.asarray([setting.stages_P])
+            one_vpp = np.asarray([setting.vpp])
+            assert counts_suffice(problem, *alone, one_vpp, step * slack)[0], (seed, setting)
+            assert setting.vpp > 1 or round_trip_bound(problem, *alone)[0] <= step * slack, (seed, setting)
             limited, _ = point_bounds(problem, points.take(np.asarray([g])), floor[[g]], step * 1.1)
             assert limited[0] <= step * slack, (seed, setting, limited, step)
 

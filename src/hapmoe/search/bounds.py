@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.search.problem import Problem
 
-__all__ = ["EPS", "blocked_s", "count_bounds", "heavy_class", "option_bounds", "pipeline_bound"]
+__all__ = ["EPS", "blocked_s", "count_bounds", "heavy_class", "option_bounds", "pipeline_bound", "round_trip_bound"]
 
 EPS = 1e-9
 """Relative slack when a division decides how many layers fit: bounds must not cut by rounding."""
@@ -166,6 +166,36 @@ def _fill_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray) -> Fl
     ahead = (places / layer).sum(axis=1) * light_G
     microbatches = problem.microbatches_K[k]
     bound: FloatArray = (microbatches * layers + ahead) / rate
+    return bound
+
+
+def round_trip_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray) -> FloatArray:
+    """[G] bound without virtual stages, in any order of pools: B2 of the slowest stage, wherever it stands.
+
+    One microbatch through all layers and back, then M - 1 more on the slowest stage, less the forwards
+    that it may have done before (at most pp - 1, each at most phi of its work).
+    """
+    k, counts = option_G, problem.prefix_CN[:, -1]
+    used_GP = stages_GP > 0
+    class_CGP = np.stack([t.forward_CK + t.backward_CK for t in problem.tables], axis=2)[:, k]
+    forward_CGP = np.stack([t.forward_CK for t in problem.tables], axis=2)[:, k]
+    ends_GP = np.stack(
+        [
+            (t.head_forward_K + t.embedding_forward_K) / np.maximum(t.head_forward_K + t.head_backward_K, 1e-30)
+            for t in problem.tables
+        ],
+        axis=1,
+    )[k]
+    phi_G = np.where(used_GP, (forward_CGP / class_CGP).max(axis=0), 0.0).max(axis=1)
+    phi_G = np.maximum(phi_G, np.where(used_GP, np.minimum(ends_GP, 1.0), 0.0).max(axis=1))
+    heavy, layers = heavy_class(problem)
+    least_G = np.where(used_GP, class_CGP.min(axis=0), 0.0).max(axis=1)
+    speed_G = (stages_GP / class_CGP[heavy]).sum(axis=1)
+    slowest_G = _whole_layers(np.maximum(least_G, layers / speed_G), class_CGP[heavy], stages_GP, layers)
+    whole_G = (counts[:, None] * np.where(used_GP, class_CGP, np.inf).min(axis=2)).sum(axis=0)
+    microbatches = problem.microbatches_K[k]
+    early_G = np.minimum(stages_GP.sum(axis=1) - 1, microbatches - 1)
+    bound: FloatArray = whole_G + np.maximum(microbatches - 1 - early_G * phi_G, 0.0) * slowest_G
     return bound
 
 

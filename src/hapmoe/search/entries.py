@@ -176,28 +176,34 @@ def _runs(
             cache[places, place, count] = list(starts.values())
         return cache[places, place, count]
 
-    row_of, starts_of, relaxed = [], [], []
-    for row, (point, stage) in enumerate(zip(point_X.tolist(), stage_X.tolist(), strict=True)):
-        setting = settings[point]
-        options = [
-            distinct(setting.pp * vpp, chunk * setting.pp + stage, int(count_XV[row, chunk])) for chunk in range(vpp)
-        ]
-        many = int(np.prod([float(len(starts)) for starts in options])) > MOST_RUNS
-        if many:
-            table = problem.tables[setting.pool_J[stage]]
-            weights = (table.forward_CK + table.backward_CK)[:, setting.option]
-            lightest = []
-            for chunk, starts in enumerate(options):
-                begin = np.asarray(starts)
-                runs = prefix[:, begin + count_XV[row, chunk]] - prefix[:, begin]
-                work = (weights[:, None] * runs).sum(axis=0)
-                lightest.append([starts[int(work.argmin())]])
-            options = lightest
-        for combination in product(*options):
-            row_of.append(row)
-            starts_of.append(combination)
-            relaxed.append(many)
-    return np.asarray(row_of, np.int64), np.asarray(starts_of, np.int64), np.asarray(relaxed, bool)
+    # Rows with the same pipeline shape, stage and layers hold the same runs: find them once.
+    pp_G = np.asarray([setting.pp for setting in settings], np.int64)
+    keys = np.concatenate([pp_G[point_X][:, None], stage_X[:, None], count_XV], axis=1)
+    kinds, kind_X = np.unique(keys, axis=0, return_inverse=True)
+    kind_X = kind_X.ravel()
+    starts_of: list[tuple[int, ...]] = []
+    begin, many = np.zeros(len(kinds), np.int64), np.zeros(len(kinds), np.int64)
+    for kind, (pp, stage, *counts) in enumerate(kinds.tolist()):
+        options = [distinct(pp * vpp, chunk * pp + stage, count) for chunk, count in enumerate(counts)]
+        begin[kind] = len(starts_of)
+        if int(np.prod([float(len(starts)) for starts in options])) <= MOST_RUNS:
+            starts_of += product(*options)
+        many[kind] = len(starts_of) - begin[kind]
+    number = np.maximum(many[kind_X], 1)
+    row = np.repeat(np.arange(len(kind_X)), number)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
+    relaxed = many[kind_X][row] == 0
+    all_starts = np.asarray(starts_of or [(0,) * vpp], np.int64)
+    start_XV = all_starts[np.minimum(begin[kind_X][row] + offset, len(all_starts) - 1)]
+    for at in np.flatnonzero(relaxed).tolist():
+        setting, stage = settings[point_X[row[at]]], int(stage_X[row[at]])
+        table = problem.tables[setting.pool_J[stage]]
+        weights = (table.forward_CK + table.backward_CK)[:, setting.option]
+        for chunk, count in enumerate(count_XV[row[at]].tolist()):
+            starts = np.asarray(distinct(setting.pp * vpp, chunk * setting.pp + stage, count))
+            work = (weights[:, None] * (prefix[:, starts + count] - prefix[:, starts])).sum(axis=0)
+            start_XV[at, chunk] = starts[int(work.argmin())]
+    return row, start_XV, relaxed
 
 
 def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below: float) -> tuple[Entries, FloatArray]:

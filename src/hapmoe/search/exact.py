@@ -35,7 +35,10 @@ Progress = Callable[[int, int, float, float], None]
 """progress(options settled, options, best step, lower bound)."""
 
 SEEDS = 24
-"""Options that are tried with their fullest stage counts first, for a good plan to cut with."""
+"""Options that are tried with their fullest stage counts first, for a good plan to cut with (fewer
+where pools stand in many orders)."""
+TRIALS = (1.2, 1.5, 2.0, 4.0, 16.0, np.inf)
+"""How much slower than its lowest bound the first plan may be, one after the other: a ceiling cuts."""
 FIRST_CHUNK, MOST_CHUNK = 64, 1024
 """Options whose stage counts are expanded at once: few at first, then more and more."""
 ROWS = 1024
@@ -92,7 +95,7 @@ def search_exact(
             _seed(problem, state, order, bound_K)
             _search_options(problem, state, order, bound_K, progress)
             if top > 1 and not uniform and state.found:
-                _runners_up(problem, state, order[:SEEDS], top)
+                _runners_up(problem, state, order[: _seeds(problem)], top)
         except (_OutOfTimeError, KeyboardInterrupt) as stop:
             if isinstance(stop, KeyboardInterrupt) and not state.found:
                 raise
@@ -104,14 +107,27 @@ def search_exact(
 
 def _seed(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
     """A first plan: options with the lowest bounds, on as many devices as they can use."""
-    for begin in range(0, len(order), SEEDS):
-        chunk = order[begin : begin + SEEDS]
-        chunk = chunk[bound_K[chunk] < state.best]
-        if not len(chunk) or np.isfinite(state.best):
-            return
-        option, stages = fullest_counts(problem, chunk)
-        if len(option):
-            solve_points(problem, state, *expand_orders(problem, option, stages, bound_K[option]))
+    size = _seeds(problem)
+    for begin in range(0, len(order), size):
+        option, stages = fullest_counts(problem, order[begin : begin + size])
+        if not len(option):
+            continue
+        points, floor = expand_orders(problem, option, stages, bound_K[option], np.inf)
+        if not len(points):
+            continue
+        bound, _ = point_bounds(problem, points, floor, np.inf)
+        if np.isinf(bound).all():
+            continue
+        for trial in TRIALS:
+            state.best = trial * float(bound.min())
+            solve_points(problem, state, points, bound)
+            if state.found:
+                return
+        state.best = np.inf
+
+
+def _seeds(problem: Problem) -> int:
+    return max(2, SEEDS * 4 // max(len(problem.space.orders), 4))
 
 
 def _search_options(
@@ -130,7 +146,9 @@ def _search_options(
                 if bound[begin] >= state.best:
                     state.pruned["bound"] += len(bound) - begin
                     break
-                solve_points(problem, state, *expand_orders(problem, option[rows], stages[rows], bound[rows]))
+                solve_points(
+                    problem, state, *expand_orders(problem, option[rows], stages[rows], bound[rows], state.best)
+                )
             settled += len(chunk)
             if progress:
                 progress(settled, len(order), state.best, float(bound_K[chunk[-1]]))
@@ -223,7 +241,7 @@ def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -
     seen = {_kind(problem, setting) for _, setting, _ in state.found}
     ceiling = SLOWER * state.best
     option, stages = fullest_counts(problem, option_K)
-    points, floor = expand_orders(problem, option, stages, np.zeros(len(option)))
+    points, floor = expand_orders(problem, option, stages, np.zeros(len(option)), ceiling)
     if len(seen) >= most or not len(points):
         return
     bound, high = point_bounds(problem, points, floor, ceiling)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
-from hapmoe.search.bounds import EPS, count_bounds, heavy_class
+from hapmoe.search.bounds import EPS, count_bounds, heavy_class, round_trip_bound
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
 from hapmoe.search.reach import counts_suffice
@@ -82,7 +82,8 @@ def expand_counts(
     bound = count_bounds(problem, option, stages) if len(option) else np.zeros(0)
     keep = np.flatnonzero(bound < best_s)
     if np.isfinite(best_s) and len(keep):
-        keep = keep[counts_suffice(problem, option[keep], stages[keep], best_s)]
+        one = np.ones(len(keep), np.int64)
+        keep = keep[counts_suffice(problem, option[keep], stages[keep], one, best_s)]
     keep = keep[np.argsort(bound[keep], kind="stable")]
     return option[keep], stages[keep], bound[keep], unlisted
 
@@ -144,28 +145,42 @@ def _distinct(
 
 
 def expand_orders(
-    problem: Problem, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray
+    problem: Problem, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray, best_s: float = np.inf
 ) -> tuple[Points, FloatArray]:
-    """Every order and number of virtual stages of some options with stage counts, with their bounds."""
-    space, pins = problem.space, problem.pins
+    """Every number of virtual stages and order of some options with stage counts, with bounds, as far
+    as these are below ``best_s``."""
+    option, stages, vpp, bound = _expand_vpp(problem, option_G, stages_GP, bound_G, best_s)
     orders: dict[tuple[int, ...], list[int]] = {}
-    chunks: dict[tuple[int, int], list[int]] = {}
-    microbatches = problem.microbatches_K[option_G].tolist()
     row_of: list[int] = []
     order_of: list[int] = []
-    vpp_of: list[int] = []
-    for row, (stages, count) in enumerate(zip(stages_GP.tolist(), microbatches, strict=True)):
-        used = tuple(p for p, number in enumerate(stages) if number)
+    for row, counts in enumerate(stages.tolist()):
+        used = tuple(p for p, number in enumerate(counts) if number)
         if used not in orders:
-            orders[used] = space.orders_of(used)
-        key = (sum(stages), count)
-        if key not in chunks:
-            chunks[key] = [vpp for vpp in legal_vpp(problem.job, *key) if pins.allow("vpp", vpp)]
-        for order in orders[used]:
-            vpps = chunks[key]
-            row_of += [row] * len(vpps)
-            order_of += [order] * len(vpps)
-            vpp_of += vpps
+            orders[used] = problem.space.orders_of(used)
+        row_of += [row] * len(orders[used])
+        order_of += orders[used]
     row_G = np.asarray(row_of, np.int64)
-    points = Points(option_G[row_G], stages_GP[row_G], np.asarray(order_of, np.int64), np.asarray(vpp_of, np.int64))
-    return points, bound_G[row_G]
+    points = Points(option[row_G], stages[row_G], np.asarray(order_of, np.int64), vpp[row_G])
+    return points, bound[row_G]
+
+
+def _expand_vpp(
+    problem: Problem, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray, best_s: float
+) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+    chunks: dict[tuple[int, int], list[int]] = {}
+    pp_G, microbatches_G = stages_GP.sum(axis=1), problem.microbatches_K[option_G]
+    row_of: list[int] = []
+    vpp_of: list[int] = []
+    for row, key in enumerate(zip(pp_G.tolist(), microbatches_G.tolist(), strict=True)):
+        if key not in chunks:
+            chunks[key] = [vpp for vpp in legal_vpp(problem.job, *key) if problem.pins.allow("vpp", vpp)]
+        row_of += [row] * len(chunks[key])
+        vpp_of += chunks[key]
+    row_G, vpp = np.asarray(row_of, np.int64), np.asarray(vpp_of, np.int64)
+    option, stages = option_G[row_G], stages_GP[row_G]
+    if not np.isfinite(best_s) or not len(row_G):
+        return option, stages, vpp, bound_G[row_G]
+    bound = np.maximum(bound_G[row_G], np.where(vpp == 1, round_trip_bound(problem, option, stages), 0.0))
+    keep = np.flatnonzero(bound < best_s)
+    keep = keep[counts_suffice(problem, option[keep], stages[keep], vpp[keep], best_s)]
+    return option[keep], stages[keep], vpp[keep], bound[keep]

@@ -105,8 +105,8 @@ class _Parts:
     """The cheapest layer of any class on any stage."""
 
     def take(self, which: IntArray) -> _Parts:
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return _Parts(**{name: v[which] if isinstance(v, np.ndarray) else v for name, v in values.items()})
+        values = [getattr(self, name) for name in self.__slots__]
+        return _Parts(*(value[which] if isinstance(value, np.ndarray) else value for value in values))
 
 
 def _cut(points: Points, pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
@@ -219,12 +219,17 @@ def _parts(problem: Problem, points: Points) -> _Parts:
     )
 
 
-def counts_suffice(problem: Problem, option_G: IntArray, stages_GP: IntArray, step_s: float) -> NDArray[np.bool_]:
-    """[G] could stages in such numbers hold the model within ``step_s``, in any order, with any vpp?
+def counts_suffice(
+    problem: Problem, option_G: IntArray, stages_GP: IntArray, vpp_G: IntArray, step_s: float
+) -> NDArray[np.bool_]:
+    """[G] could stages in such numbers hold the model within ``step_s``, in any order of pools?
 
-    Every pool is taken to stand last, where a stage holds the fewest microbatches (1F1B holds no more
-    than interleaving); pipeline fill, embedding and head are left out.
+    Every pool is taken to stand last, where a stage holds the fewest microbatches (vpp 1 holds no more
+    than any other); pipeline fill, embedding and head are left out.
     """
+    pp_G = stages_GP.sum(axis=1)
+    group_G = np.full(len(pp_G), problem.job.training.microbatch_group_size or 0)
+    group_G = np.where(group_G > 0, group_G, pp_G)
     heavy, layers = heavy_class(problem)
     microbatches = problem.microbatches_K[option_G].astype(np.float64)
     cap = step_s / microbatches * (1 + EPS)
@@ -239,7 +244,8 @@ def counts_suffice(problem: Problem, option_G: IntArray, stages_GP: IntArray, st
         behind = np.zeros(len(k))
         for piece in range(PIECES):
             number = (stages_GP[:, p] + piece) // PIECES
-            flight = np.minimum(behind + 1, microbatches)
+            chunks = np.where(vpp_G == 1, behind + 1, 2 * behind + (vpp_G - 1) * group_G + 1)
+            flight = np.minimum(chunks, microbatches * vpp_G) / vpp_G
             most = np.zeros(len(k))
             kept = flight * t.activation_RCK[0, heavy, k]
             for r in range(len(t.menu)):
@@ -248,9 +254,10 @@ def counts_suffice(problem: Problem, option_G: IntArray, stages_GP: IntArray, st
                 extra, act = t.recompute_RCK[r, heavy, k], flight * t.activation_RCK[r, heavy, k]
                 transient = t.transient_RCK[r, heavy, k]
                 if r < len(t.menu) - 1:
-                    fits = np.minimum((room - transient) / (static + act), cap / (time + extra))
+                    free = room - transient + act * (vpp_G - 1)  # chunks may be uneven, see ``_parts``
+                    fits = np.minimum(free / (static + act), cap / (time + extra))
                 else:  # see ``_reach``
-                    free = room - np.minimum(transient, t.transient_RCK[0, heavy, k])
+                    free = room - np.minimum(transient, t.transient_RCK[0, heavy, k]) + kept * (vpp_G - 1)
                     saved = np.maximum(kept - act, 1e-30)
                     slow = (cap + extra * free / saved) / (time + extra * (static + kept) / saved)
                     fits = np.minimum(np.minimum(free / (static + act), cap / time), slow)
