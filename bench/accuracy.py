@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 import yaml
-from bench.rows import Skip, case_of, stated_step_s
 
+from bench.rows import Skip, case_of, stated_step_s
 from hapmoe.cost import evaluate
 from hapmoe.efficiency import load_yaml
 from hapmoe.errors import HapmoeError

@@ -53,9 +53,9 @@ def pool(name: str = "a100", nodes: int = 1, devices_per_node: int = 8, **change
     return Pool(**{**values, **changes})
 
 
-def cluster(*pools: Pool, links: tuple[tuple[str, str], ...] = ()) -> Cluster:
-    """The pools given, with a gloo link between each pair in ``links``."""
-    made = tuple(Link(between=pair, bytes_per_s=1e9, latency_s=2e-5, transport="gloo") for pair in links)
+def cluster(*pools: Pool, links: tuple[tuple[str, str], ...] = (), transport: str = "gloo") -> Cluster:
+    """The pools given, with a link over ``transport`` between each pair in ``links``."""
+    made = tuple(Link(between=pair, bytes_per_s=1e9, latency_s=2e-5, transport=transport) for pair in links)
     return Cluster(pools=pools or (pool(nodes=4),), links=made)
 
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Run", "Sandbox"]
+__all__ = ["TRAINER", "Run", "Sandbox"]
 
 _TORCHRUN = f"""#!{sys.executable}
 import os, subprocess, sys
@@ -42,7 +42,7 @@ class cuda:
     get_device_name = staticmethod(lambda index: "Stand-in " + os.environ["STAND_IN_DEVICE"].upper())
 """
 
-_TRAINER = """import json, os, sys
+TRAINER = """import json, os, sys
 row = {"rank": int(os.environ["RANK"]), "argv": sys.argv[1:], "env": dict(os.environ), "name": __name__}
 with open(os.path.join("seen", os.environ["RANK"] + ".json"), "w") as stream:
     json.dump(row, stream)
@@ -86,7 +86,7 @@ class Sandbox:
         (work / "seen").mkdir(parents=True, exist_ok=True)
         for old in (work / "seen").iterdir():
             old.unlink()
-        (work / trainer).write_text(_TRAINER)
+        (work / trainer).write_text(TRAINER)
         env = {
             "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(self.root / "lib"),

@@ -71,7 +71,8 @@ def test_global_batch_of_the_plan_where_the_script_has_none() -> None:
     [
         (b.job(), 2, True),
         (b.job(sequence_parallel=True), 1, False),
-        (b.job(moe=None), 2, False),
+        (b.job(moe=None), 2, True),
+        (b.job(moe=None, tp=2), 2, False),
         (b.job(moe=None, sequence_parallel=True), 2, True),
     ],
 )
@@ -186,7 +187,7 @@ def test_back_ends_by_name() -> None:
     assert load("megatron").launchable is launchable
     with pytest.raises(Unsupported):
         load("any")
-    with pytest.raises(InputError, match="one of megatron, any"):
+    with pytest.raises(InputError, match="one of megatron, flagscale, flagscale-patched, any"):
         capabilities("deepspeed")
 
 

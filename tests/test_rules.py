@@ -50,6 +50,26 @@ OLD = b.cluster(b.pool("v100"))
 ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": Argument(text="1")}
 MANY_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": Argument(text="32")}
 
+TWO = b.cluster(b.pool("a100"), b.pool("h800"))
+SOME_DENSE = b.with_model(
+    JOB,
+    moe=msgspec.structs.replace(JOB.model.moe, pattern=(False,) * 2 + (True,) * 6),  # type: ignore[type-var]
+)
+FLAGCX_ASCEND = b.cluster(b.pool("h800"), b.pool("ascend"), links=(("h800", "ascend"),), transport="flagcx")
+
+
+def hetero(*stages: dict[str, int], mixed: int = 1, micro_batch_size: int = 1) -> Plan:
+    """FlagScale's: ``mixed`` stages on the A100 nodes, the others on H800; 8 layers."""
+    pools = ("a100",) * mixed + ("h800",) * (len(stages) - mixed)
+    first = stages[0]["dp"] * stages[0].get("micro_batch_size", micro_batch_size)
+    filled = tuple({"micro_batch_size": max(first // stage["dp"], 1), **stage} for stage in stages)
+    layers = (8 - 2 * (len(stages) - 1),) + (2,) * (len(stages) - 1)
+    made = b.plan(layers, pools=pools, stages=filled, micro_batch_size=micro_batch_size)
+    return msgspec.structs.replace(made, backend="flagscale")
+
+
+HETERO = hetero({"dp": 8, "ep": 8}, {"dp": 8, "ep": 8})
+
 # rule: (job, cluster, plan) that breaks it, (job, cluster, plan) that keeps every rule
 CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Plan]]] = {
     "degrees": ((JOB, NODES, b.plan(tp=0)), (JOB, NODES, LEGAL)),
@@ -96,7 +116,7 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
     ),
     "sequence": (
         (b.with_training(JOB, seq_len=4098), NODES, b.plan(tp=4, dp=2, ep=4)),
-        (b.with_training(b.job(moe=None), seq_len=4098), NODES, b.plan(tp=4, dp=2)),
+        (b.with_training(b.job(moe=None, tp=2), seq_len=4098), NODES, b.plan(tp=4, dp=2)),
     ),
     "tp-overlap": (
         (b.with_training(JOB, tp_comm_overlap=True), NODES, LEGAL),
@@ -224,6 +244,44 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
     "connections": (
         (b.job(env=MANY_CONNECTIONS), NODES, b.plan(tp=2, dp=4, ep=4)),
         (b.job(env=ONE_CONNECTION), NODES, b.plan(tp=2, dp=4, ep=4)),
+    ),
+    "hetero-version": (
+        (b.with_training(JOB, megatron_version="0.17.1"), TWO, HETERO),
+        (b.with_training(JOB, megatron_version="0.15.0"), TWO, HETERO),
+    ),
+    "hetero-batch": (
+        (b.with_training(JOB, global_batch_size=48), TWO, hetero({"dp": 4, "ep": 2}, {"dp": 8, "ep": 8})),
+        (JOB, TWO, hetero({"dp": 4, "ep": 2, "micro_batch_size": 2}, {"dp": 8, "ep": 8}, micro_batch_size=2)),
+    ),
+    "hetero-sequence": (
+        (b.job(moe=None, tp=2), TWO, hetero({"tp": 2, "dp": 4}, {"tp": 1, "dp": 4})),
+        (b.job(moe=None, tp=2, sequence_parallel=True), TWO, hetero({"tp": 2, "dp": 4}, {"tp": 1, "dp": 4})),
+    ),
+    # Two stages before the last mesh: one by one they are wired right, if layers need no number.
+    "hetero-pairing": (
+        (SOME_DENSE, TWO, hetero(*[{"dp": 4, "ep": 4}] * 3, mixed=2)),
+        (JOB, TWO, hetero(*[{"dp": 4, "ep": 4}] * 3, mixed=2)),
+    ),
+    "hetero-experts": (
+        (JOB, TWO, hetero({"dp": 8, "ep": 2}, {"dp": 8, "ep": 8})),
+        (JOB, TWO, hetero({"dp": 8, "ep": 4}, {"dp": 8, "ep": 8})),
+    ),
+    "hetero-offset": ((SOME_DENSE, TWO, HETERO), (JOB, TWO, HETERO)),
+    "hetero-ends": (
+        (b.with_model(JOB, tied_embeddings=True), TWO, hetero({"dp": 8, "ep": 8}, {"tp": 2, "dp": 4, "ep": 8})),
+        (b.with_model(JOB, tied_embeddings=True), TWO, HETERO),
+    ),
+    "hetero-instances": (
+        (b.job(argv="--num-distributed-optimizer-instances 1 --num-distributed-optimizer-instances 2"), TWO, HETERO),
+        (b.job(argv="--num-distributed-optimizer-instances 1"), TWO, HETERO),
+    ),
+    "hetero-checkpoint": (
+        (b.job(argv="--ckpt-format torch_dist"), TWO, HETERO),
+        (b.job(argv="--ckpt-format torch"), TWO, HETERO),
+    ),
+    "transport": (
+        (JOB, FLAGCX_ASCEND, replaced(b.plan((4, 4), pools=("h800", "ascend"), dp=8, ep=4), backend="any")),
+        (JOB, MIXED_LINKED, MIXED_PLAN),
     ),
 }
 

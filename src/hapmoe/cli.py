@@ -65,11 +65,14 @@ for_version = click.option("--megatron-version", metavar="V", help="Megatron-Cor
 @takes_cluster
 @click.option("--out", default="hapmoe-plan", metavar="DIR", help="Where the launcher goes.", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an earlier plan in DIR.")
-@click.option("--planner", default="exact", metavar="NAME", help="exact or uniform.", show_default=True)
+@click.option("--planner", default="exact", metavar="NAME", help="exact, uniform, hs-dp, alpa …", show_default=True)
 @click.option("--backend", default="megatron", metavar="B", help="What runs the plan.", show_default=True)
 @click.option("--target", default="torchrun", metavar="T", help="What starts it.", show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound: ep=8, tp=..4, mbs=1,2, order=a,b.")
 @click.option("--top", default=3, type=click.IntRange(min=1), metavar="N", help="Plans to show.", show_default=True)
+@click.option("--uniform-layers", is_flag=True, help="As many layers on every stage.")
+@click.option("--uniform-degrees", is_flag=True, help="The same degrees on every stage.")
+@click.option("--no-recompute-per-stage", is_flag=True, help="The same recomputation on every stage.")
 @click.option("--time-limit", type=click.FloatRange(min=0.0), metavar="S", help="Stop the search after S seconds.")
 @for_version
 @as_json
@@ -84,6 +87,9 @@ def plan(
     target: str,
     settings: tuple[str, ...],
     top: int,
+    uniform_layers: bool,
+    uniform_degrees: bool,
+    no_recompute_per_stage: bool,
     time_limit: float | None,
     megatron_version: str | None,
     as_json: bool,
@@ -99,6 +105,7 @@ def plan(
     from hapmoe.clusterfile import load_cluster
     from hapmoe.launch.write import write_files
     from hapmoe.planning import artefacts, plan_job
+    from hapmoe.search import Restrictions
 
     began = time.perf_counter()
     launch.target(target)
@@ -114,6 +121,7 @@ def plan(
             top=top,
             time_limit_s=time_limit,
             progress=progress,
+            restrictions=Restrictions(uniform_layers, no_recompute_per_stage, uniform_degrees),
         )
     if planned.result.plan is None:
         return _no_plan(planned, as_json)
@@ -219,19 +227,75 @@ def predict(
 
 @cli.command(context_settings=SCRIPT)
 @reads_script
-@click.option("--out", metavar="FILE", help="Write job.yaml there.")
+@takes_cluster
+@click.option("--planners", default="", metavar="A,B", help="Which, besides exact; all unless given.")
+@click.option("--backend", default="megatron", metavar="B", help="What runs the plans.", show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound: ep=8, tp=..4, mbs=1,2, order=a,b.")
+@click.option("--time-limit", type=click.FloatRange(min=0.0), metavar="S", help="Stop each search after S seconds.")
+@for_version
 @as_json
-def extract(script: str, args: tuple[str, ...], out: str | None, as_json: bool, **reading: Any) -> int:
-    """Show the job behind SCRIPT, and where each value came from. Nothing is executed."""
-    from hapmoe.extract import extract_document, job_yaml
+def compare(
+    script: str,
+    args: tuple[str, ...],
+    cluster_file: str,
+    planners: str,
+    backend: str,
+    settings: tuple[str, ...],
+    time_limit: float | None,
+    megatron_version: str | None,
+    as_json: bool,
+    **reading: Any,
+) -> int:
+    """Plan SCRIPT with several planners and show what each restriction costs.
+
+    Every plan is scored by the same model on the same cluster.
+    """
+    from hapmoe.clusterfile import load_cluster
+    from hapmoe.compare import compare_planners, note_on_terminal, to_document
+
+    cluster = load_cluster(cluster_file)
+    job = _read_job(script, args, megatron_version, **reading)
+    wanted = [name.strip() for name in planners.split(",") if name.strip()]
+    with note_on_terminal() as note:
+        compared = compare_planners(
+            job, cluster, wanted, backend=backend, settings=settings, time_limit_s=time_limit, note=note
+        )
+    if as_json:
+        import json
+
+        click.echo(json.dumps(to_document(compared), indent=1))
+    else:
+        from hapmoe.summary_compare import render_comparison
+
+        _print(render_comparison(compared, job, cluster))
+    return 0 if compared.best_s is not None else 1
+
+
+@cli.command(context_settings=SCRIPT)
+@reads_script
+@click.option("--out", metavar="FILE", help="Write job.yaml there.")
+@click.option("--execute", is_flag=True, help="Also run SCRIPT in a sandbox with stand-in launchers, and compare.")
+@as_json
+def extract(script: str, args: tuple[str, ...], out: str | None, execute: bool, as_json: bool, **reading: Any) -> int:
+    """Show the job behind SCRIPT, and where each value came from.
+
+    SCRIPT is a launch script with its ARGS, a configuration (config.json, FlagScale, MODEL_ARGS) with further flags,
+    or after -- the training command itself. Nothing is executed unless --execute asks for it.
+    """
+    from hapmoe.extract import extract_document, job_yaml, second_opinion
 
     reading["env"] = _environment(reading["env"])
+    opinion = second_opinion(script, args, reading["env"]) if execute else None
     if as_json:
         import json
 
         _, document = extract_document(script, args, **reading)
+        if opinion is not None:
+            document["executed"] = opinion
         click.echo(json.dumps(document, indent=1))
-        return 2 if document["refused"] else 0
+        return 2 if document["refused"] else 1 if opinion and not opinion["agrees"] else 0
+    if opinion is not None:
+        click.echo(f"executed: {opinion['difference'] or 'the same training, word for word'}")
     job = _read_job(script, args, None, **(reading | {"env": [f"{k}={v}" for k, v in reading["env"].items()]}))
     if out:
         from hapmoe.errors import InputError
@@ -242,7 +306,7 @@ def extract(script: str, args: tuple[str, ...], out: str | None, as_json: bool, 
     from hapmoe.summary import render_job
 
     _print(render_job(job))
-    return 0
+    return 0 if opinion is None or opinion["agrees"] else 1
 
 
 @cli.command()
@@ -377,3 +441,6 @@ class _progress:
     def __exit__(self, *_: object) -> None:
         if self.shown:
             click.echo("\r" + " " * 78 + "\r", err=True, nl=False)
+
+
+import hapmoe.cli_launch  # noqa: E402, F401  # adds its commands to ``cli``

@@ -22,6 +22,7 @@ __all__ = [
     "model_flops_per_step",
     "mtp_params",
     "padded_vocab_K",
+    "param_gathers_K",
 ]
 
 
@@ -130,6 +131,16 @@ def mtp_params(job: JobSpec, options: Options, layer_class: LayerClass) -> tuple
     dense_K, expert_K = layer_params(job, options, layer_class)
     hidden = float(model.hidden)
     return dense_K + 3 * _norm_params(model, hidden) + 2 * hidden * hidden / options.tp_K, expert_K
+
+
+def param_gathers_K(job: JobSpec, options: Options) -> FloatArray:
+    """How often a step gathers all updated weights from the distributed optimizer.
+
+    With expert parallelism dense and expert weights have an optimizer each, and without overlap each
+    of the two gathers the weights of both (distrib_optimizer.py:2617: step_with_ready_grads).
+    """
+    twice = job.training.distributed_optimizer and not job.training.overlap_param_gather
+    return np.where(twice & (options.ep_K > 1), 2.0, 1.0)
 
 
 def _alone() -> Options:

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from hapmoe.errors import HapmoeError, InputError
+from hapmoe.inputs import read_input
 from hapmoe.job import Argument, JobSpec
-from hapmoe.script import read_script
 from hapmoe.script.argv import argument
 from hapmoe.script.megatron_args import Allocation, read_arguments
-from hapmoe.script.values import Invocation
+from hapmoe.script.values import Invocation, holds_secret, is_secret_flag
 
-__all__ = ["extract", "extract_document", "extract_json", "job_of", "job_yaml"]
+__all__ = ["extract", "extract_document", "extract_json", "job_of", "job_yaml", "second_opinion"]
 
 
 def extract(
@@ -38,7 +38,7 @@ def extract(
     Raises InputError when the script cannot be followed or does not hold a needed value (with the
     line and what to supply), Unsupported for models that cannot be planned.
     """
-    invocation = read_script(script, tuple(args), dict(env or {}))
+    invocation = read_input(script, tuple(args), dict(env or {}))
     return job_of(invocation, vocab_size=vocab_size, imbalance=imbalance, global_batch_size=global_batch_size)
 
 
@@ -54,11 +54,47 @@ def extract_document(
     """As :func:`extract`, but a refusal is in the document (``refused``) instead of raised."""
     job = invocation = refused = None
     try:
-        invocation = read_script(script, tuple(args), dict(env or {}))
+        invocation = read_input(script, tuple(args), dict(env or {}))
         job = job_of(invocation, vocab_size=vocab_size, imbalance=imbalance, global_batch_size=global_batch_size)
     except HapmoeError as error:
         refused = str(error)
     return job, extract_json(job, invocation, refused)
+
+
+def second_opinion(
+    script: str | Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What running the script in a sandbox says of the reading: ``agrees``, ``difference``, ``launches``.
+
+    Raises InputError where it cannot be run: no bubblewrap, or no script but a configuration or a command.
+    """
+    from hapmoe.script.execute import compare, execute
+
+    path = Path(script)
+    if not path.is_file() or path.suffix.lower() in (".json", ".yaml", ".yml"):
+        raise InputError("only a script can be run", where="--execute")
+    executed = execute(path, args, env)
+    try:
+        difference = compare(read_input(script, tuple(args), dict(env or {})), executed)
+    except HapmoeError as error:
+        difference = f"the reading is refused ({error})"
+    launches = [list(words) for words in executed.launches if any(word.startswith("--") for word in words)]
+    return {
+        "agrees": not difference,
+        "difference": difference,
+        "launches": [_without_secrets(each) for each in launches],
+    }
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    hidden = [
+        is_secret_flag(word.partition("=")[0]) or is_secret_flag(before) or holds_secret(word)
+        for before, word in zip(("", *words), words, strict=False)
+    ]
+    return [
+        "(secret)" if hide and not (word.startswith("--") and "=" not in word) else word
+        for hide, word in zip(hidden, words, strict=True)
+    ]
 
 
 def job_of(
@@ -69,13 +105,13 @@ def job_of(
     global_batch_size: int | None = None,
 ) -> JobSpec:
     """The job behind an invocation; options are the user's own values and beat the script's."""
-    entry = invocation.entry
-    if entry is None or entry.text is None:
+    entry = invocation.program
+    if invocation.entry is None or not entry:
         where = invocation.where or invocation.script
         raise InputError("which program trains is not known before the run", where=where)
     read = read_arguments(
         invocation.argv,
-        entry=entry.text,
+        entry=entry,
         where=invocation.where,
         allocation=Allocation(invocation.world_size, invocation.nodes, invocation.devices_per_node),
         vocab_size=vocab_size,
@@ -87,20 +123,35 @@ def job_of(
         f"{name} is read but never set; it counts as empty (--env NAME=VALUE sets it)" for name in invocation.unset
     )
     job = JobSpec(
-        name=Path(invocation.script).stem,
+        name=_job_name(invocation.script),
         model=read.model,
         training=read.training,
         present=read.present,
-        entry=entry.text,
+        entry=entry,
         entry_is_module=_is_module(invocation),
         argv=read.argv,
         env=env,
         launcher=invocation.launcher,
         script=invocation.script,
         origin=read.origin,
-        notes=(*read.notes, *_secret_notes(read.argv, env), *unset),
+        notes=(*read.notes, *_entry_notes(invocation), *_secret_notes(read.argv, env), *unset),
     )
     return msgspec.structs.replace(job, sha256=_digest(job))
+
+
+def _job_name(script: str) -> str:
+    """The file's name; of files that are all called alike the folder's, of a command none."""
+    path = Path(script)
+    if script == "command line":
+        return "training"
+    return path.parent.name or path.stem if path.stem in ("config", "model_config") else path.stem
+
+
+def _entry_notes(invocation: Invocation) -> list[str]:
+    """The folder of the entry, where only a run would tell it."""
+    if invocation.entry is None or invocation.entry.text is not None:
+        return []
+    return [f"the training program is taken as {invocation.program}, from the folder the launcher is started in"]
 
 
 def _is_module(invocation: Invocation) -> bool:

@@ -95,7 +95,7 @@ def _gqa_tensors(shapes: Shapes) -> list[Tensor]:
     tensors = _norm_pair(shapes, "input_norm", not job.training.transformer_engine, (), first=True)
     if model.qk_layernorm:
         tensors.append(Tensor("qk_norm_in", (query_K + key_K) * size))
-    tensors.append(Tensor("query_key_value", (query_K + 2 * key_K) * size))
+    tensors.append(Tensor("query_key_value", _kept_qkv(shapes, query_K, key_K) * size))
     if job.training.flash_attention:
         tensors.append(Tensor("attention_lse", shapes.tokens_K * heads_K * 4.0, ("core_attn",)))
         tensors.append(Tensor("attention_out", query_K * size))
@@ -104,6 +104,22 @@ def _gqa_tensors(shapes: Shapes) -> list[Tensor]:
     if _input_bytes(shapes) < size:
         tensors.append(Tensor("proj_in_quantized", query_K * _input_bytes(shapes)))
     return tensors
+
+
+def _kept_qkv(shapes: Shapes, query_K: FloatArray, key_K: FloatArray) -> FloatArray:
+    """Elements of queries, keys and values that attention keeps alive.
+
+    Without a flash kernel keys and values are repeated for every query head. Megatron's own attention
+    keeps rotated queries and keys, and the values as a view, which holds the projection's whole output.
+    Source: megatron/core/transformer/{attention,dot_product_attention}.py.
+    """
+    model, training = shapes.job.model, shapes.job.training
+    if training.flash_attention:
+        return query_K + 2 * key_K
+    if model.num_kv_heads < model.num_heads:
+        return 3 * query_K
+    rotated = not model.learned_positions and not training.transformer_engine
+    return query_K + 2 * key_K + (query_K + key_K if rotated else 0.0)
 
 
 def _mla_tensors(shapes: Shapes) -> list[Tensor]:
@@ -162,10 +178,8 @@ def _moe_tensors(shapes: Shapes) -> list[Tensor]:
     tensors = _norm_pair(shapes, "mlp_norm", True, (), first=False)
     if job.training.router_dtype == "fp32":
         tensors.append(Tensor("router_in_fp32", shapes.shard_K * (job.model.hidden * 4.0), again))
-    # logits, scores and probabilities in fp32, the routing map in bytes
-    map_tokens_K = shapes.shard_K
-    if job.training.dispatcher == "allgather":
-        map_tokens_K = shapes.shard_K * shapes.etp_K * shapes.ep_K
+    # logits, scores and probabilities in fp32, the routing map in bytes; gathered, only the local experts' columns
+    map_tokens_K = shapes.shard_K * (shapes.etp_K if job.training.dispatcher == "allgather" else 1.0)
     tensors.append(
         Tensor("router", shapes.shard_K * (moe.num_experts * 8.0) + map_tokens_K * (moe.num_experts * 5.0), again)
     )
@@ -232,12 +246,14 @@ def head_bytes(shapes: Shapes) -> FloatArray:
     """Kept or made by final norm, logits and loss of one microbatch.
 
     Logits in the compute type and in fp32 (softmax takes the latter's place); backward the fp32
-    gradient in the softmax's place and one in the compute type: 6 bytes a logit in bf16, both ways.
+    gradient in the softmax's place and one in the compute type: 6 bytes a logit in bf16, both ways;
+    fp32 logits are not copied.
     Source: megatron/core/tensor_parallel/cross_entropy.py (VocabParallelCrossEntropy).
     """
     vocab_K = padded_vocab_K(shapes.job.model, shapes.options) / shapes.tp_K
     norm_K = shapes.shard_K * (2.0 * shapes.job.model.hidden * shapes.bytes)
-    return shapes.tokens_K * vocab_K * (4.0 + shapes.bytes) + norm_K
+    copy = shapes.bytes if shapes.bytes < 4.0 else 0.0
+    return shapes.tokens_K * vocab_K * (4.0 + copy) + norm_K
 
 
 def mtp_bytes(shapes: Shapes, layer_K: FloatArray) -> FloatArray:

@@ -148,6 +148,8 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many fell to which rule or bound."""
     reasons: tuple[str, ...] = ()
     """Infeasible: the nearest misses."""
+    believed_step_s: float = 0.0
+    """What the planner itself expected of its plan; 0: the same as the estimate."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,10 +12,12 @@ from hapmoe import backends
 from hapmoe.cluster import Cluster
 from hapmoe.cost import evaluate, timeline
 from hapmoe.job import JobSpec
+from hapmoe.launch.verdict import runnable_by, verdict
 from hapmoe.plan import Plan, SearchResult
 from hapmoe.planfile import dump_plan
 from hapmoe.present import present_plan
-from hapmoe.search import Progress, pose_for, search
+from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first
+from hapmoe.search import Progress, Restrictions, pose_for, search, split_settings
 from hapmoe.summary import Comparison
 
 __all__ = ["Planned", "artefacts", "plan_job"]
@@ -40,21 +42,28 @@ def plan_job(
     time_limit_s: float | None = None,
     progress: Progress | None = None,
     compare: bool = True,
+    restrictions: Restrictions | None = None,
 ) -> Planned:
     """Search, then score the best uniform plan and the script's own degrees with the same oracle."""
-    problem = pose_for(job, cluster, backend, settings)
+    settings = (*settings, *back_end_settings(backend))
+    problem = pose_for(job, cluster, backend, split_settings(planner, settings)[1])
     result = search(
         job,
         cluster,
         planner=planner,
         backend=backend,
-        top=top,
+        settings=settings,
+        restrictions=restrictions,
+        top=max(top, LOOK_AT) if backends.capabilities(backend).envelope else top,
         time_limit_s=time_limit_s,
         progress=progress,
         problem=problem,
     )
     if result.plan is None or result.estimate is None:
         return Planned(result, ())
+    if backends.capabilities(backend).envelope:
+        result = legal_first(job, cluster, result, top)
+        assert result.plan is not None and result.estimate is not None
     plan = _finish(job, cluster, result)
     ranked = ((plan, result.estimate), *result.ranked[1:])
     result = msgspec.structs.replace(result, plan=plan, ranked=ranked)
@@ -65,7 +74,8 @@ def plan_job(
     )
     step = uniform.estimate.step_s if uniform.estimate else None
     note = "equal layers, one recomputation for all stages" if uniform.estimate else "no uniform plan fits"
-    comparisons = (Comparison("best uniform plan", step, note), _own_degrees(job, cluster))
+    others = _by_back_end(job, cluster, settings, time_limit_s) if backend == "any" else ()
+    comparisons = (Comparison("best uniform plan", step, note), _own_degrees(job, cluster), *others)
     return Planned(result, comparisons)
 
 
@@ -73,9 +83,8 @@ def _finish(job: JobSpec, cluster: Cluster, result: SearchResult) -> Plan:
     """The plan with everything that plan.json tells: estimate, certificate, alternatives, inputs."""
     assert result.plan is not None
     plan = result.plan
-    launchable, reason = False, f"back end {plan.backend!r} only evaluates plans"
-    if backends.capabilities(plan.backend).module:
-        launchable, reason = backends.load(plan.backend).launchable(job, cluster, plan)
+    plan = _first_that_runs(job, cluster, plan)
+    launchable, reason = verdict(job, cluster, plan)
     return msgspec.structs.replace(
         plan,
         launchable=launchable,
@@ -85,6 +94,32 @@ def _finish(job: JobSpec, cluster: Cluster, result: SearchResult) -> Plan:
         search=result.report,
         inputs={"job_sha256": job.sha256, "cluster_sha256": cluster.sha256},
     )
+
+
+def _first_that_runs(job: JobSpec, cluster: Cluster, plan: Plan) -> Plan:
+    """A plan for any back end, given to the first one that starts it."""
+    if backends.capabilities(plan.backend).module:
+        return plan
+    runs = [name for name, reason in runnable_by(job, cluster, plan).items() if not reason]
+    return msgspec.structs.replace(plan, backend=runs[0]) if runs else plan
+
+
+def _by_back_end(
+    job: JobSpec, cluster: Cluster, settings: Iterable[str], time_limit_s: float | None
+) -> Iterator[Comparison]:
+    """What each real back end reaches by itself, beside the union of all."""
+    for name, capability in backends.BACKENDS.items():
+        if not capability.module or name.endswith("-patched"):
+            continue
+        own = (*settings, *back_end_settings(name))
+        found = search(job, cluster, backend=name, settings=own, top=LOOK_AT, time_limit_s=time_limit_s)
+        if found.plan is not None:
+            found = legal_first(job, cluster, found, 1)
+        if found.plan is None or found.estimate is None:
+            yield Comparison(f"best plan of {name}", None, "no plan fits")
+            continue
+        possible, reason = verdict(job, cluster, found.plan)
+        yield Comparison(f"best plan of {name}", found.estimate.step_s, "" if possible else f"not launchable: {reason}")
 
 
 def _own_degrees(job: JobSpec, cluster: Cluster) -> Comparison:
@@ -112,7 +147,8 @@ def artefacts(
     assert plan is not None
     events = timeline(job, cluster, plan)
     files = dict(launch.target(target)(job, cluster, plan, dump_plan(plan)))
-    commands = [shlex.join(command), "./launch.sh"] if command else ["./launch.sh"]
+    start = launch.STARTS[target]
+    commands = [shlex.join(command), start] if command else [start]
     files["report.html"] = render(planned.result, job, cluster, events, planned.comparisons, commands=commands)
     files["trace.json"] = chrome_trace(events, plan)
     return files

@@ -13,7 +13,7 @@ import numpy as np
 from hapmoe import memory
 from hapmoe.cluster import Pool
 from hapmoe.comm import collective_s, group_of
-from hapmoe.counting import last_class, layers_by_class
+from hapmoe.counting import last_class, layers_by_class, param_gathers_K
 from hapmoe.efficiency import Efficiency, efficiency_of
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, LayerClass, Options, StageTable
@@ -225,6 +225,7 @@ class _Sync:
             if distributed:
                 size = 1.0 if training.fp8_param_gather else 2.0 if training.precision != "fp32" else 4.0
                 gather_K = collective_s(pool, group, "all_gather", np.full(count, bucket * size)) / bucket
+                gather_K = gather_K * param_gathers_K(job, options)
             result.append(gather_K)
         return cls(result[0], result[2], result[1], result[3], latency_K)
 

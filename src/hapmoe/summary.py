@@ -146,14 +146,19 @@ def render_infeasible(result: SearchResult) -> RenderableType:
         say("No plan fits.", style="bold red"),
         say(f"{report.considered:,} configurations considered{took}; none is legal and fits into memory."),
     ]
-    if report.reasons:
-        parts += ["", say("Nearest misses", style="bold"), *(item(reason) for reason in report.reasons)]
+    from hapmoe.search.misses import HELP
+
+    helps = [reason.removeprefix(HELP) for reason in report.reasons if reason.startswith(HELP)]
+    misses = [reason for reason in report.reasons if not reason.startswith(HELP)]
+    if misses:
+        parts += ["", say("Nearest misses", style="bold"), *(item(reason) for reason in misses)]
     if report.pruned:
         parts += ["", _show_pruned(report)]
-    parts += [
-        "",
-        say("What usually helps: more devices, the distributed optimizer, shorter sequences, or fewer --set options."),
-    ]
+    if helps:
+        parts += ["", say("What would help, each alone", style="bold"), *(item(text) for text in helps)]
+    else:
+        usual = "more devices, the distributed optimizer, shorter sequences, or fewer --set options"
+        parts += ["", say(f"What usually helps: {usual}.")]
     return Group(*parts)
 
 

@@ -343,13 +343,16 @@ def _dispatch_ops(shapes: Shapes, hidden: float) -> list[Op]:
     if training.dispatcher == "allgather":
         group_K = shapes.etp_K * shapes.ep_K
         gathered_K = shard_bytes_K * group_K
-        # probabilities (and the map as bytes) of all tokens travel too
-        index_K = shapes.shard_K * group_K * (moe.num_experts * 5.0)
-        both("dispatch", "all_gather", gathered_K + index_K, "tp_ep")
+        # the routing map (a byte an expert) and the probabilities of all tokens travel too, each by itself
+        experts_K = shapes.shard_K * group_K * moe.num_experts
+        wide = 4.0 if training.router_dtype == "fp32" else size
+        both("dispatch", "all_gather", gathered_K, "tp_ep")
+        both("dispatch_probabilities", "all_gather", experts_K * wide, "tp_ep")
+        ops.append(message("dispatch_map", near, "all_gather", experts_K, "tp_ep", "forward"))
         move("permute", gathered_K / np.maximum(group_K, 1.0) + 2 * received_K)
         move("unpermute", 2 * received_K + gathered_K)
-        wide = 2.0 if training.router_dtype == "fp32" else 1.0
-        both("combine", "reduce_scatter", gathered_K * wide, "tp_ep")
+        # added up in the type of the probabilities
+        both("combine", "reduce_scatter", gathered_K * (wide / size), "tp_ep")
     elif training.dispatcher == "flex":
         # a token goes once to every rank that holds one of its experts
         ranks_K = np.maximum(shapes.ep_K * shapes.etp_K, 1.0)
@@ -377,6 +380,8 @@ def embedding_ops(shapes: Shapes) -> tuple[Op, ...]:
     size_K = shapes.tokens_K * (model.hidden * shapes.bytes)
     lookup = Op("embedding", "elementwise", "embedding", bytes_K=2 * size_K, backward=2.0, launches_K=3.0)
     collective, dual = ("reduce_scatter", "all_gather") if shapes.sequence_parallel else ("all_reduce", "")
+    if model.learned_positions:
+        collective = "all_reduce"  # positions are added to whole rows (language_model_embedding.py:60)
     ops = [lookup, message("embedding_output", lookup, collective, size_K, "tp", "forward")]
     if dual:
         ops.append(message("embedding_output_grad", lookup, dual, size_K, "tp", "backward"))

@@ -59,6 +59,22 @@ _CASES: list[tuple[str, str, str, tuple[int | None, int | None, int | None]]] = 
         (8, 1, 8),
     ),
     (
+        "#SBATCH -N 2 --ntasks-per-node=8\n#SBATCH hetjob\n#SBATCH -N 1 --ntasks-per-node=4\n"
+        f"srun --het-group=0,1 python {_PY}",
+        "srun",
+        "pretrain_gpt.py",
+        (20, 3, None),
+    ),
+    (f"srun -N 2 -n 16 python {_PY} : -N 1 -n 4 python {_PY}", "srun", "pretrain_gpt.py", (20, 3, None)),
+    (f"mpirun -np 8 -H a:8 python {_PY} : -np 8 -H b:8 python {_PY}", "mpirun", "pretrain_gpt.py", (16, 2, 8)),
+    (
+        "#SBATCH -N 2 --ntasks-per-node=8\n#SBATCH hetjob\n#SBATCH -N 2 --ntasks-per-node=8\n"
+        f"srun python {_PY} : python {_PY}",
+        "srun",
+        "pretrain_gpt.py",
+        (32, 4, 8),
+    ),
+    (
         f"for i in 0 1; do RANK=$i WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 python {_PY} & done; wait",
         "python",
         "pretrain_gpt.py",
@@ -96,6 +112,8 @@ def test_slurm_sizes_reach_the_arguments(tmp_path: Path) -> None:
         f"torchrun --surprise 3 {_PY}",
         f"srun --surprise 3 torchrun {_PY}",
         f"torchrun 8 {_PY}",
+        f"torchrun node {_PY}",
+        f"srun -N 1 python {_PY} : -N 1 python {_PY} --fp16",
         f"$LAUNCH_WITH_$(x) {_PY}",
         "torchrun pretrain_gpt.py --num-layers 2\ntorchrun pretrain_t5.py --num-layers 3",
     ],

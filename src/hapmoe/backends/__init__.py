@@ -20,7 +20,7 @@ class Capabilities:
 
     name: str
     module: str = ""
-    """Python module with ``stage_arguments`` and ``launchable``; empty: plans are evaluated only."""
+    """Python module with ``program``, ``stage_arguments`` and ``launchable``; empty: plans are evaluated only."""
     per_stage_degrees: bool = False
     """tp, cp, ep, etp, dp, micro-batch size and device count may differ between stages."""
     uneven_layers: bool = False
@@ -35,6 +35,23 @@ class Capabilities:
     """Oldest Megatron-Core that the emitted flags were checked against."""
     layout_version: str
     """First version with a free layer layout; older ones split evenly."""
+    before_version: str = ""
+    """First version that no longer does what the flags say; empty: none known."""
+    envelope: bool = False
+    """Shapes outside FlagScale's safe envelope are refused."""
+    note: str = ""
+    """What somebody who chooses this back end must know."""
+
+    def modules(self, version: str | None) -> tuple[str, ...]:
+        """Modules of selective recomputation that ``version`` (None: the newest) knows."""
+        known = self.recompute_modules
+        return tuple(
+            name for name, since in known.items() if version is None or version_tuple(version) >= version_tuple(since)
+        )
+
+    def uneven(self, version: str | None) -> bool:
+        """May stages hold unequal numbers of layers in ``version`` (None: the newest)?"""
+        return self.uneven_layers and (version is None or version_tuple(version) >= version_tuple(self.layout_version))
 
 
 _MODULES = {
@@ -59,6 +76,33 @@ BACKENDS: dict[str, Capabilities] = {
         recompute_modules=_MODULES,
         min_version="0.12.0",
         layout_version="0.13.0",
+    ),
+    "flagscale": Capabilities(
+        name="flagscale",
+        module="hapmoe.backends.flagscale",
+        per_stage_degrees=True,
+        uneven_layers=True,
+        per_stage_recompute=True,
+        mixed_vendor_transports=frozenset({"flagcx", "gloo"}),
+        recompute_modules=_MODULES,
+        min_version="0.12.0",
+        layout_version="0.12.0",
+        before_version="0.16.0",
+        envelope=True,
+        note="FlagScale v0.9.0, or Megatron-LM-FL v0.1.0+megatron0.15.0rc7 with its FlagScale; no other version",
+    ),
+    "flagscale-patched": Capabilities(
+        name="flagscale-patched",
+        module="hapmoe.backends.flagscale",
+        per_stage_degrees=True,
+        uneven_layers=True,
+        per_stage_recompute=True,
+        mixed_vendor_transports=frozenset({"flagcx", "gloo"}),
+        recompute_modules=_MODULES,
+        min_version="0.12.0",
+        layout_version="0.12.0",
+        before_version="0.16.0",
+        note="FlagScale v0.9.0 with flagscale/hapmoe-hetero.patch, which you apply yourself and read before",
     ),
     "any": Capabilities(
         name="any",

@@ -16,6 +16,7 @@ from hapmoe.backends.layout import layout_string
 from hapmoe.cluster import Cluster
 from hapmoe.job import Argument, JobSpec
 from hapmoe.plan import Plan, Recompute, Stage
+from hapmoe.shapes import uses_sequence_parallel
 
 __all__ = [
     "OWNED",
@@ -23,6 +24,7 @@ __all__ = [
     "keep_users",
     "launchable",
     "layout_string",
+    "program",
     "recompute_arguments",
     "stage_arguments",
 ]
@@ -61,7 +63,9 @@ OWNED: dict[str, int | None] = {
 """Arguments that the plan decides: every occurrence goes, the plan's come at the end."""
 
 
-def stage_arguments(job: JobSpec, plan: Plan) -> tuple[tuple[Argument, ...], tuple[tuple[str, ...], ...]]:
+def stage_arguments(
+    job: JobSpec, plan: Plan, cluster: Cluster | None = None
+) -> tuple[tuple[Argument, ...], tuple[tuple[str, ...], ...]]:
     """The arguments of all ranks, and per stage those that only its ranks take (recomputation).
 
     ``plan`` is resolved and legal. Common arguments are the user's words without what the plan
@@ -72,6 +76,11 @@ def stage_arguments(job: JobSpec, plan: Plan) -> tuple[tuple[Argument, ...], tup
     words = plan_arguments(job, plan, has_global_batch=has_flag(kept, "--global-batch-size"))
     common = (*kept, *(Argument(text=word, owner="plan", source="", where="plan") for word in words))
     return common, tuple(recompute_arguments(stage.recompute) for stage in plan.stages)
+
+
+def program(job: JobSpec) -> str:
+    """The training program as args/common.args names it: the script's own."""
+    return f"module:{job.entry}" if job.entry_is_module else job.entry
 
 
 def keep_users(argv: tuple[Argument, ...], owned: Mapping[str, int | None] = OWNED) -> tuple[Argument, ...]:
@@ -105,7 +114,7 @@ def plan_arguments(job: JobSpec, plan: Plan, *, has_global_batch: bool) -> tuple
     if job.model.moe is not None:
         # Always both: without --expert-tensor-parallel-size Megatron takes TP (A:588).
         words += ["--expert-model-parallel-size", str(stage.ep), "--expert-tensor-parallel-size", str(stage.etp)]
-    if stage.tp > 1 and (job.model.moe is not None or job.present.sequence_parallel):
+    if stage.tp > 1 and uses_sequence_parallel(job):
         words += ["--sequence-parallel"]
     words += _split(job, plan)
     words += ["--micro-batch-size", str(plan.micro_batch_size)]

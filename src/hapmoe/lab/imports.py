@@ -47,5 +47,5 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
         act(sys.modules[name])
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder())
     _waiting.setdefault(name, []).append(act)

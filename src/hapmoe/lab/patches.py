@@ -27,9 +27,10 @@ def install() -> None:
     when_imported("megatron.core.transformer.moe.moe_utils", _no_te_gemm)
     when_imported("megatron.core.transformer.torch_norm", _mark_norms)
     when_imported("megatron.core.transformer.dot_product_attention", _gather_keys)
+    when_imported("megatron.core.transformer.multi_latent_attention", _no_te_classes)
     when_imported("megatron.core.optimizer.distrib_optimizer", _keep_step)
     if importlib.util.find_spec("triton") is None and not any(isinstance(f, _Stub) for f in sys.meta_path):
-        sys.meta_path.insert(0, _Stub())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Stub())
 
 
 def _no_kernels(module: Any) -> None:
@@ -39,6 +40,13 @@ def _no_kernels(module: Any) -> None:
 def _no_te_gemm(module: Any) -> None:
     # 0.16.x without Transformer Engine: the router asks for a name that was never imported
     module.__dict__.setdefault("te_general_gemm", None)
+
+
+def _no_te_classes(module: Any) -> None:
+    # asked "is it one of Transformer Engine's?", where the names stand for nothing
+    for name in ("TEColumnParallelLinear", "TELinear"):
+        if not isinstance(getattr(module, name, None), type):
+            setattr(module, name, type(name, (), {}))
 
 
 def _mark_norms(module: Any) -> None:
@@ -57,21 +65,28 @@ def _mark_norms(module: Any) -> None:
 
 
 def _gather_keys(module: Any) -> None:
-    """Context parallelism for the local attention: gather K and V of the whole sequence, in Megatron's order.
+    """Context parallelism and heads of unequal widths (MLA) for the local attention, which refuses both.
 
-    Rank r of n holds the r-th and the (2n-1-r)-th of 2n pieces (utils.get_batch_on_this_cp_rank).
+    K and V of the whole sequence are gathered, in Megatron's order: rank r of n holds the r-th and the
+    (2n-1-r)-th of 2n pieces (utils.get_batch_on_this_cp_rank).
     """
     attention = module.DotProductAttention
     init, run = attention.__init__, attention.forward
 
-    def init_whole(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if config.context_parallel_size == 1:
-            init(self, config, *args, **kwargs)
-            return
+    def init_whole(
+        self: Any,
+        config: Any,
+        *args: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         alone = copy.copy(config)
         alone.context_parallel_size = 1
         init(self, alone, *args, **kwargs)
         self.config = config
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     def forward(self: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
         ranks = self.config.context_parallel_size
@@ -95,9 +110,9 @@ def _gather_keys(module: Any) -> None:
 
 
 def _keep_step(module: Any) -> None:
-    """Loading a fully reshardable checkpoint: torch's Adam keeps "step" beside the moments, Megatron looks only for those.
+    """Loading a fully reshardable checkpoint: torch's Adam has "step" beside the moments, which are all that is saved.
 
-    It has set the step before (load_state_dict); TE's and Apex's Adam have none there.
+    Megatron has set the step before (load_state_dict); TE's and Apex's Adam have none there.
     """
     optimizer = module.DistributedOptimizer
     copy_in = optimizer._set_main_param_and_optimizer_states

@@ -56,8 +56,8 @@ class _Stream:
     def __enter__(self) -> _Stream:
         return self
 
-    def __exit__(self, *_: Any) -> bool:
-        return False
+    def __exit__(self, *_: Any) -> None:
+        pass
 
     def record_event(self, event: _Event | None = None) -> _Event:
         event = event or _Event()
@@ -101,8 +101,8 @@ class _Context:
     def __enter__(self) -> _Context:
         return self
 
-    def __exit__(self, *_: Any) -> bool:
-        return False
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class _Generators:

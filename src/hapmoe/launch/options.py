@@ -52,8 +52,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     namespace: str = ""
     claim: str = ""
     """Kubernetes: PersistentVolumeClaim with this folder, the training program and the data."""
-    mount: str = "/workspace"
-    """Where the claim is mounted (Kubernetes), or what containers are given (Slurm, when set in the file)."""
+    mount: str = ""
+    """Where the claim is mounted (Kubernetes; empty: /workspace); a further path of containers (Slurm)."""
     plan: str = "hapmoe-plan"
     """Kubernetes: this folder, below ``mount``."""
     port: int = 29500

@@ -12,6 +12,12 @@ from hapmoe.errors import InputError
 
 __all__ = ["write_files"]
 
+OURS = {
+    *("report.html", "trace.json", "__pycache__"),
+    *("launch.sh", "launch.sbatch", "launch-one.sbatch", "jobset.yaml", "launch_nemo.py", "flagscale"),
+}
+"""What other targets, the report and Python leave in a folder of ours."""
+
 
 def write_files(directory: str | os.PathLike[str], files: dict[str, str], *, force: bool = False) -> Path:
     """Write ``files`` (relative path -> text) as the whole content of ``directory``; returns its path.
@@ -59,7 +65,7 @@ def _refuse_foreign(target: Path, files: dict[str, str], *, force: bool, where: 
         return
     if not _is_ours(target):
         raise InputError("is not empty and not a plan of hapmoe", where=where, hint="choose another --out")
-    ours = {PurePosixPath(name).parts[0] for name in files} | {"report.html", "trace.json", "__pycache__"}
+    ours = {PurePosixPath(name).parts[0] for name in files} | OURS
     if foreign := sorted(present - ours):
         raise InputError(f"holds {foreign[0]!r}, which hapmoe did not write", where=where, hint="choose another --out")
     if not force:

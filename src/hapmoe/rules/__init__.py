@@ -16,7 +16,7 @@ from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Violation
 from hapmoe.resolve import resolve
-from hapmoe.rules import batch, flags, layers, mesh, placement, recompute
+from hapmoe.rules import batch, flags, flagscale, layers, mesh, placement, recompute
 from hapmoe.rules.base import Context, Rule
 
 __all__ = ["FORM", "RULES", "Rule", "check"]
@@ -31,6 +31,7 @@ RULES: tuple[Rule, ...] = (
     *recompute.RULES,
     *placement.RULES,
     *flags.RULES,
+    *flagscale.RULES,
 )
 
 

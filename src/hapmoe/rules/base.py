@@ -9,6 +9,7 @@ from hapmoe.backends import Capabilities, version_tuple
 from hapmoe.cluster import Cluster, Pool
 from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Stage
+from hapmoe.shapes import uses_sequence_parallel
 
 __all__ = ["Broken", "Context", "Rule"]
 
@@ -57,9 +58,9 @@ class Context:
                 yield index, pool
 
     def sequence_parallel(self, stage: Stage) -> bool:
-        """Is sequence parallelism on? MoE with tp > 1 needs it, and the back end then sets it
-        (moe_layer.py:637 raises in the forward pass); Megatron drops it at tp = 1 (A:1439)."""
-        return stage.tp > 1 and (self.job.model.moe is not None or self.job.present.sequence_parallel)
+        """Is sequence parallelism on? The back end sets it wherever the estimate counts on it;
+        Megatron drops it at tp = 1 (A:1439)."""
+        return stage.tp > 1 and uses_sequence_parallel(self.job)
 
     def before(self, version: str) -> bool:
         """Is the job's Megatron-Core known to be older than ``version``?"""

@@ -50,7 +50,7 @@ def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
         start = dict(var.items) if var.items is not None else ({} if var.value is None else {0: var.value})
     items: dict[int | str, Text] = start
     place = int(max(items)) + 1 if items and not var.assoc else 0
-    shell.world.step(shell.where(), len(items) // 100)
+    shell.world.step(shell.where(), len(items) // 2000)
     mark = ""
     for key_source, appends, word in node.value.elements:
         shell.world.step(shell.where(word.line))

@@ -14,7 +14,7 @@ from .builtins import BUILTINS
 from .calculate import python_code
 from .control import Control, bounded
 from .files import absolute, on_disk
-from .launched import Around, Entry, Inside, Refused, looks_like_training, parse_sbatch, slurm_around
+from .launched import Entry, Inside, Refused, looks_like_training, sbatch_around
 from .launchers import unwrap
 from .sourcing import set_positionals
 from .state import Launch, Var
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["run_words"]
 
 _DEEPEST_CALL = 30
+_SEVERAL = frozenset(("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun"))
 
 
 def run_words(shell: Shell, words: list[Text | Assign]) -> None:
@@ -122,6 +123,10 @@ def _external(shell: Shell, words: list[Text]) -> None:
         return
     if name.endswith(".py") and "/" in name:
         words = [Text("python", words[0].where), *words]
+    base = name.rpartition("/")[2]
+    if base in _SEVERAL and any(word.text == ":" for word in words):
+        _several(shell, words)
+        return
     try:
         step = unwrap(words, shell.around, lambda key: _environment(shell, key), lambda text: _opaque(shell, text))
     except Refused as why:
@@ -136,6 +141,35 @@ def _external(shell: Shell, words: list[Text]) -> None:
         shell.print(None, what=name)
     else:
         _inside(shell, step, words)
+
+
+def _several(shell: Shell, words: list[Text]) -> None:
+    """``srun ... : ...``, ``mpirun ... : ...``: one job of several commands; those that are equal count together."""
+    parts: list[list[Text]] = [[]]
+    for word in words[1:]:
+        if word.text == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    since = len(shell.world.launches)
+    for place, part in enumerate(parts):
+        if part and shell.around.groups and not any(word.text.startswith("--het-group") for word in part):
+            part = [Text(f"--het-group={place}", part[0].where), *part]
+        if part:
+            run_words(shell, [words[0], *part])
+    made = shell.world.launches[since:]
+    texts = {tuple(word.text for word in (each.entry, *each.argv)) for each in made}
+    if len(made) < 2 or len(texts) > 1:
+        return  # told apart, or refused, where the training is chosen
+    sums = [
+        None if None in values else sum(value or 0 for value in values)
+        for values in ([each.world_size for each in made], [each.nodes for each in made])
+    ]
+    devices = {each.devices_per_node for each in made}
+    whole = replace(
+        made[0], world_size=sums[0], nodes=sums[1], devices_per_node=devices.pop() if len(devices) == 1 else None
+    )
+    shell.world.launches[since:] = [whole]
 
 
 def _is_shell(path: Path) -> bool:
@@ -236,9 +270,8 @@ def _script(shell: Shell, step: Inside) -> None:
         label = str(path) if MARK.search(name) else name
         text = inputs.read_text(path, label, where=shell.where())
     if step.batch:
-        lines = [line[len("#SBATCH") :] for line in text.split("\n") if line.startswith("#SBATCH")]
         given = step.around
-        from_file = slurm_around(parse_sbatch(lines), Around(slurm=True))
+        from_file = sbatch_around(text)
         step = replace(
             step,
             around=replace(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hapmoe.script.arity import ARITY, Arity
+from hapmoe.script.forks import REFUSED_IN_FORKS
 
 __all__ = ["BY_NAME", "FLAGS", "HETERO", "REFUSED", "REJECTED", "Flag", "arity_of", "find_flag"]
 
@@ -70,24 +71,30 @@ FLAGS: tuple[Flag, ...] = (
     _int("hidden-size"),
     _int("num-attention-heads"),
     _int("ffn-hidden-size intermediate-size"),
+    _int("multiple-of"),  # FlagScale: the default width of the MLP is rounded up to it
+    _float("hidden-dim-multiplier"),
     _int("kv-channels"),
     _int("num-query-groups"),
     _set("group-query-attention"),
-    _int("num-key-value-heads"),  # Megatron-DeepSpeed: needs no second flag
+    _int("num-key-value-heads num-attention-heads-kv n-head-kv"),  # forks: needs no second flag
+    _str("attention-head-type", "multihead multiquery"),  # BigCode
     _int("seq-length"),
     _int("max-position-embeddings"),
     _set("swiglu"),
     _set("quick-geglu geglu", "quick_geglu"),
-    _set("untie-embeddings-and-output-weights"),
+    _str("glu-activation"),  # BigScience, EPFL
+    _set("untie-embeddings-and-output-weights no-tie-embed-logits"),
     _str("position-embedding-type"),
     _set("use-rotary-position-embeddings"),
     _unset("no-position-embedding", "add_position_embedding"),
     _str("normalization"),
+    _set("use-rms-norm rms-norm", "rms_norm"),
     _unset("disable-bias-linear", "add_bias_linear"),
     _set("add-qkv-bias"),
     _set("qk-layernorm"),
     _str("window-size"),
     _str("window-attn-skip-freq"),
+    _int("sliding-window sliding-window-size"),  # forks: the tokens, not (left, right)
     _int("mtp-num-layers num-nextn-predict-layers"),
     # Vocabulary.
     _int("vocab-size"),
@@ -104,13 +111,16 @@ FLAGS: tuple[Flag, ...] = (
     _int("v-head-dim"),
     # Experts.
     Flag("num_experts", ("--num-experts", "--moe-num-experts"), "int", "+"),  # Megatron-DeepSpeed: a list
-    _int("moe-router-topk topk moe-top-k"),
+    _int("moe-router-topk topk moe-top-k moe-topk"),
     _int("moe-ffn-hidden-size moe-intermediate-size"),
     _str("moe-layer-freq"),
-    _int("moe-shared-expert-intermediate-size shared-expert-intermediate-size"),
+    _int("moe-shared-expert-intermediate-size shared-expert-intermediate-size shared-moe-ffn-hidden-size"),
     _int("n-shared-experts num-shared-experts"),
     _int("first-k-dense-replace"),
-    _float("moe-expert-capacity-factor moe-capacity-factor"),
+    _int("expert-interval"),  # Megatron-DeepSpeed
+    _str("mlp-type"),
+    _unset("disable-moe-token-dropping", "moe_token_dropping"),
+    _float("moe-expert-capacity-factor moe-capacity-factor moe-train-capacity-factor"),
     _set("moe-pad-expert-input-to-capacity"),
     _int("moe-latent-size"),
     _set("moe-grouped-gemm"),
@@ -138,6 +148,7 @@ FLAGS: tuple[Flag, ...] = (
     _str("fp4-format"),
     _str("optimizer"),
     _set("use-distributed-optimizer"),
+    _int("zero-stage"),  # Megatron-DeepSpeed
     _set("use-precision-aware-optimizer"),
     _str("main-params-dtype", "fp32 fp16"),
     _str("main-grads-dtype", "fp32 bf16"),
@@ -167,10 +178,11 @@ FLAGS: tuple[Flag, ...] = (
     *_plan(
         _int("tensor-model-parallel-size model-parallel-size"),
         _int("pipeline-model-parallel-size"),
-        _int("context-parallel-size"),
+        _int("context-parallel-size ds-sequence-parallel-size"),
         _int("expert-model-parallel-size moe-expert-parallel-size"),
         _int("expert-tensor-parallel-size"),
         _set("moe-extended-tp"),
+        _set("enable-expert-tensor-parallelism"),
         _set("sequence-parallel"),
         _int("micro-batch-size batch-size"),
         _str("pipeline-model-parallel-layout"),
@@ -190,6 +202,7 @@ FLAGS: tuple[Flag, ...] = (
         # Kept, these stop the run or misplace stages as soon as the plan differs from the script.
         _set("distribute-saved-activations distribute-checkpointed-activations"),
         _set("use-tp-pp-dp-mapping"),
+        _str("num-layer-list"),  # MindSpeed: layers by stage
         _set("use-mp-args-from-checkpoint-args"),
         Flag("hierarchical_context_parallel_sizes", ("--hierarchical-context-parallel-sizes",), "int", "+"),
     ),
@@ -206,8 +219,9 @@ HETERO = (
 """FlagScale's own description of unlike devices (flagscale/train/arguments.py)."""
 
 REFUSED: dict[str, str] = {
+    **REFUSED_IN_FORKS,
     **{name: "the script already is a launch over unlike devices; give the script for one kind" for name in HETERO},
-    "--yaml-cfg": "the model is in a YAML file, not in the arguments; give its values as flags",
+    "--yaml-cfg": "Megatron takes its arguments from a YAML file then; give that file in place of the script",
     "--hybrid-layer-pattern": "hybrid (Mamba) models are not modelled",
     "--hybrid-override-pattern": "hybrid (Mamba) models are not modelled",
     "--hybrid-attention-ratio": "hybrid (Mamba) models are not modelled",

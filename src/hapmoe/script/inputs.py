@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["mapfile", "read", "read_text"]
 
-_LARGEST = 1_000_000
+_LARGEST = 3_000_000
 
 
 def read_text(path: Path, label: str, *, where: str = "") -> str:

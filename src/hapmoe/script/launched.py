@@ -16,9 +16,9 @@ __all__ = [
     "Refused",
     "integer",
     "looks_like_training",
-    "parse_sbatch",
     "product",
     "quotient",
+    "sbatch_around",
     "slurm_around",
     "training_score",
 ]
@@ -60,6 +60,8 @@ class Around:
     parallel: bool = False
     """A launcher outside starts one process per task (srun, mpirun)."""
     slurm: bool = False
+    groups: tuple[Around, ...] = ()
+    """The components of a heterogeneous Slurm job, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +134,65 @@ def slurm_around(parsed: Parsed, around: Around) -> Around:
         tasks_per_node=per_node if per_node else (None if parsed.last("ntasks", "n") else around.tasks_per_node),
         devices_per_node=devices if devices is not None else around.devices_per_node,
     )
+    chosen = _group_numbers(parsed.last("het_group") or "0", len(around.groups))
+    if around.groups and parsed.last("het_group"):
+        made = _together([slurm_around(_without_groups(parsed), around.groups[place]) for place in chosen])
     total = integer((parsed.last("gpus", "G") or "").rpartition(":")[2])
     if made.devices_per_node is None and total is not None:
         made = replace(made, devices_per_node=quotient(total, made.nodes))
     return made
 
 
-def parse_sbatch(lines: list[str]) -> Parsed:
+def _without_groups(parsed: Parsed) -> Parsed:
+    return replace(parsed, found={name: value for name, value in parsed.found.items() if name != "het_group"})
+
+
+def _group_numbers(text: str, count: int) -> list[int]:
+    """``0,2-3`` as the components it names, those that are there."""
+    numbers: list[int] = []
+    for piece in text.split(","):
+        low, dash, high = piece.partition("-")
+        first, last = integer(low), integer(high) if dash else integer(low)
+        if first is None or last is None:
+            return []
+        numbers += [place for place in range(first, min(last, count - 1) + 1) if place not in numbers]
+    return numbers
+
+
+def _together(parts: list[Around]) -> Around:
+    """One launch over several components: what they have in common, and the sums."""
+
+    def total(values: list[int | None]) -> int | None:
+        return None if None in values or not values else sum(value or 0 for value in values)
+
+    def common(values: set[int | None]) -> int | None:
+        return values.pop() if len(values) == 1 else None
+
+    return Around(
+        nodes=total([part.nodes for part in parts]),
+        tasks=total([part.tasks or product(part.nodes, part.tasks_per_node or 1) for part in parts]),
+        tasks_per_node=common({part.tasks_per_node for part in parts}),
+        devices_per_node=common({part.devices_per_node for part in parts}),
+        slurm=True,
+    )
+
+
+def sbatch_around(text: str) -> Around:
+    """What the ``#SBATCH`` lines of a script say; of a heterogeneous job its first component, all in ``groups``."""
+    parts: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        option = line.removeprefix("#SBATCH") if line.startswith("#SBATCH") else None
+        if option is None:
+            continue
+        if option.split() in (["hetjob"], ["packjob"]):
+            parts.append([])
+        else:
+            parts[-1].append(option)
+    groups = tuple(slurm_around(_parse_sbatch(part), Around(slurm=True)) for part in parts)
+    return replace(groups[0], groups=groups) if len(groups) > 1 else groups[0]
+
+
+def _parse_sbatch(lines: list[str]) -> Parsed:
     """The options of ``#SBATCH`` lines; unknown ones are passed over, as each stands on a line."""
     parsed = Parsed()
     for line in lines:

@@ -87,7 +87,7 @@ def unwrap(
         ) from None
     head, tail = rest[: parsed.used], rest[parsed.used :]
     if name == "torchrun":
-        return _torchrun("torchrun", head, tail, parsed, around, environment, python=())
+        return _torchrun("torchrun", head, tail, parsed, around, environment, opaque, python=())
     if name in ("deepspeed", "accelerate", "msrun"):
         return _other_launcher(name, head, tail, parsed, around)
     if name in ("srun", "sbatch"):
@@ -153,6 +153,7 @@ def _python(
                 parsed,
                 around,
                 environment,
+                opaque,
                 python=python,
             )
         if module in ("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch"):
@@ -178,6 +179,7 @@ def _torchrun(
     parsed: Parsed,
     around: Around,
     environment: Callable[[str], str | None],
+    opaque: Callable[[str], bool],
     python: tuple[str, ...],
 ) -> Entry | Inside:
     if not tail:
@@ -196,6 +198,10 @@ def _torchrun(
         nodes = around.nodes
     entry, argv = tail[0], tail[1:]
     if re.fullmatch(r"[\d:.]*", entry.text):
+        raise Refused(f"{name} would take {entry.text!r} for the training script")
+    module = parsed.flags & {"m", "module", "no_python", "run_path"}
+    named = module or re.search(r"\.py|/", entry.text) or opaque(entry.text)
+    if not named and any(word.text.endswith(".py") for word in argv):
         raise Refused(f"{name} would take {entry.text!r} for the training script")
     if "no_python" in parsed.flags:
         return Inside(

@@ -39,6 +39,8 @@ def read_pattern(text: str, *, flag: str, where: str = "") -> int | tuple[int, .
         hint = "the quotes arrive as part of the value, and Megatron refuses them" if quoted else "e.g. ([0]*3+[1]*58)"
         return InputError(f"{flag} {text}: {why}", where=where, hint=hint)
 
+    if re.fullmatch(r"-\d{1,6}", text):  # a frequency, which Megatron reads with int()
+        return int(text)
     words = _TOKEN.findall(text)
     if not words or "".join(words) != text:
         raise bad("only digits and [ ] ( ) + * , are allowed")

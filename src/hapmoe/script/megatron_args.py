@@ -15,6 +15,7 @@ from hapmoe.model import ModelSpec
 from hapmoe.plan import Recompute
 from hapmoe.script.argv import Occurrence, argv_notes, own, parse_argv
 from hapmoe.script.flags import REFUSED
+from hapmoe.script.forks import NOTED, dialect_of
 from hapmoe.script.settings import Reading, settings_of
 from hapmoe.script.shape import read_model
 from hapmoe.script.values import Token
@@ -22,8 +23,15 @@ from hapmoe.script.values import Token
 __all__ = ["Allocation", "ReadArguments", "read_arguments"]
 
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
-_NOT_TRAINING = re.compile(r"(^|_)(generate|generation|inference|server|ptq)(_|$)")
-_NOT_A_DECODER = re.compile(r"(^|_)(bert|t5|ict|vision|vlm|retro|mamba|hybrid|mimo|biencoder|orqa)(_|$)")
+_NOT_TRAINING = re.compile(
+    r"(^|_)(generate|generation|inference|server|ptq|evaluat\w*|eval|convert\w*|converter|preprocess|analyze|merge|export"
+    r"|quantize|prune|calibrate|huggingface|to_mg|to_hf)(_|$)|^hf2|2hf$|(^|_)hf_to_"
+)
+_STAGES = ("sft", "pt", "pretrain")  # MindSpeed's --stage; the others train against a second model
+_NOT_A_DECODER = re.compile(
+    r"(^|_)(bert|t5|ict|vision|retro|mamba|hybrid|mimo|biencoder|orqa|llava|multimodal|omni|clip|dino|inpaint)(_|$)"
+    r"|(^|_|\d)v(l|lm|la)(_|$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,8 @@ def read_arguments(
     occurrences = parse_argv(argv)
     _refuse(entry, occurrences, where)
     reading = Reading(settings_of(occurrences), where)
-    model = read_model(reading, vocab_size=vocab_size)
+    dialect = dialect_of([occurrence.name for occurrence in occurrences])
+    model = read_model(reading, vocab_size=vocab_size, dialect=dialect)
     present = _present(reading, model, allocation or Allocation())
     batch = _global_batch(reading, present, global_batch_size)
     training = _training(reading, batch, imbalance)
@@ -82,14 +91,16 @@ def read_arguments(
 
 
 def _refuse(entry: str, occurrences: Sequence[Occurrence], where: str) -> None:
-    program = entry.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+    program = entry.rsplit("/", 1)[-1].removesuffix(".py").rpartition(".")[2]
     for occurrence in occurrences:
-        why = REFUSED.get(occurrence.spelling)
+        why = REFUSED.get(occurrence.spelling) or REFUSED.get(occurrence.name.replace("_", "-"))
         # A fork may give --noop-layers and the like an empty default.
         if why and not (occurrence.values and occurrence.values[0].text in ("None", "none")):
             raise Unsupported(f"{occurrence.line or where}: {occurrence.name}: {why}")
-    if _NOT_TRAINING.search(program):
-        raise Unsupported(f"{where}: {entry} does not train")
+        if occurrence.name == "--stage" and occurrence.values and (occurrence.values[0].text or "sft") not in _STAGES:
+            raise Unsupported(f"{occurrence.line or where}: --stage {occurrence.values[0].text} is not modelled")
+    if _NOT_TRAINING.search(program) or re.search(r"(^|/)tasks/", entry):
+        raise Unsupported(f"{where}: {entry} does not train a Megatron model, as its name says")
     if _NOT_A_DECODER.search(program):
         raise Unsupported(f"{where}: {entry} does not train a decoder-only (GPT) model, and only those are modelled")
 
@@ -242,7 +253,8 @@ def _training(reading: Reading, batch: int, imbalance: float | None) -> Training
         fp4=bool(reading.word("fp4_format", "training.fp4")),
         fp8_param_gather=reading.switch("fp8_param_gather", "training.fp8_param_gather"),
         optimizer=reading.word("optimizer", "training.optimizer") or "adam",
-        distributed_optimizer=reading.switch("use_distributed_optimizer", "training.distributed_optimizer"),
+        distributed_optimizer=reading.switch("use_distributed_optimizer", "training.distributed_optimizer")
+        or reading.integer_or("zero_stage", 0) > 0,
         precision_aware_optimizer=aware,
         main_params_bytes=state_bytes("main_params"),
         main_grads_bytes=state_bytes("main_grads"),
@@ -341,6 +353,7 @@ _NOT_MODELLED = {
 _DROPPED = {
     "distribute_saved_activations": "it needs full recomputation without sequence parallelism",
     "use_mp_args_from_checkpoint_args": "the checkpoint's parallel sizes would replace the plan's",
+    "num_layer_list": "the plan says which layers a stage holds",
     "use_tp_pp_dp_mapping": "the plan places stages on consecutive ranks",
     "hierarchical_context_parallel_sizes": "their product has to be the plan's context-parallel size",
 }
@@ -348,7 +361,7 @@ _DROPPED = {
 
 def _note_what_is_not_modelled(reading: Reading, occurrences: Sequence[Occurrence]) -> None:
     for occurrence in occurrences:
-        why = _NOT_MODELLED.get(occurrence.spelling)
+        why = _NOT_MODELLED.get(occurrence.spelling) or NOTED.get(occurrence.name.replace("_", "-"))
         if why:
             reading.notes.append(f"{occurrence.where}: {occurrence.name}: {why}")
     for key, why in _DROPPED.items():

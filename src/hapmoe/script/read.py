@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from .files import source_of
 from .flags import REFUSED, arity_of, find_flag
 from .inputs import read_text
 from .interpret import Shell
-from .launched import Around, parse_sbatch, slurm_around, training_score
+from .launched import sbatch_around, training_score
 from .state import Launch, State, Var, World
 from .values import MARK, Invocation, Text, Token, Unknown, holds_secret, is_secret_flag, is_secret_name
 from .variables import secret
@@ -46,7 +47,10 @@ def read_command(words: Sequence[str], env: Mapping[str, str] | None = None) -> 
     """The training launch of a command given as words, e.g. ``["torchrun", "pretrain_gpt.py", "--fp16"]``."""
     if not words:
         raise InputError("no command", where="command line")
-    return _read(" ".join(shlex.quote(word) for word in words), "command line", (), env, folder=Path.cwd())
+    first = next((place for place, word in enumerate(words) if not re.match(r"[A-Za-z_]\w*=", word)), len(words))
+    assigned = [f"{name}={shlex.quote(value)}" for name, _, value in (word.partition("=") for word in words[:first])]
+    text = " ".join([*assigned, *(shlex.quote(word) for word in words[first:])])
+    return _read(text, "command line", (), env, folder=Path.cwd())
 
 
 def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | None, *, folder: Path) -> Invocation:
@@ -56,6 +60,7 @@ def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | No
     start = Path.cwd()
     world = World(script=name, folder=folder.absolute(), start=start)
     world.arguments_given = len(args)
+    world.allow(text)
     cwd = world.marks.mark(Unknown("the folder it is started in", "$PWD", stable=True, path=str(start)))
     state = State(scopes=[{}], cwd=cwd, zero=name, positionals=tuple(Text(arg, "command line") for arg in args))
     shell = Shell(world, state, name)
@@ -63,9 +68,8 @@ def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | No
         if not re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
             raise InputError(f"{key!r} is not the name of an environment variable", where="environment")
         state.scopes[0][key] = Var(value=secret(shell, key, Text(value, "environment")), exported=True)
-    lines = [line[len("#SBATCH") :] for line in text.split("\n") if line.startswith("#SBATCH")]
-    if lines:
-        shell.around = slurm_around(parse_sbatch(lines), Around(slurm=True))
+    if re.search(r"(?m)^#SBATCH", text):
+        shell.around = sbatch_around(text)
     _run(shell, text, name)
     return _chosen(shell, name)
 
@@ -177,7 +181,19 @@ def _invocation(shell: Shell, name: str, launch: Launch) -> Invocation:
         unset=tuple(f"{key} ({where})" for key, where in shell.world.unset.items()),
         where=launch.where,
         python=tuple(MARK.sub("?", word) for word in launch.python),
+        program=_program(shell, launch.entry.text),
     )
+
+
+def _program(shell: Shell, entry: str) -> str:
+    """The entry as a path that can be shown, when only the folder in front of it is not known."""
+    if not MARK.search(entry):
+        return entry
+    real = shell.world.marks.real_path(entry)
+    if real is not None:
+        return os.path.relpath(real, shell.world.start)
+    _, slash, name = MARK.split(entry)[-1].rpartition("/")
+    return name if slash and name.endswith(".py") else ""
 
 
 def _tokens(shell: Shell, words: tuple[Text, ...]) -> tuple[Token, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hapmoe.errors import InputError, Unsupported
 from hapmoe.model import Mla, ModelSpec, Moe
+from hapmoe.script.forks import MEGATRON, Dialect
 from hapmoe.script.layer_pattern import every_nth, read_pattern
 from hapmoe.script.settings import Reading
 
@@ -20,8 +21,8 @@ _TIKTOKEN_VOCABULARY = 2**17
 """Megatron's own when --vocab-size is absent (training/tokenizer/tokenizer.py:691)."""
 
 
-def read_model(reading: Reading, *, vocab_size: int | None = None) -> ModelSpec:
-    """The model's shape. ``vocab_size`` is the user's and beats the script's.
+def read_model(reading: Reading, *, vocab_size: int | None = None, dialect: Dialect = MEGATRON) -> ModelSpec:
+    """The model's shape. ``vocab_size`` is the user's and beats the script's; ``dialect`` says whose defaults hold.
 
     Raises InputError when the arguments do not hold the shape, or contradict themselves.
     """
@@ -29,7 +30,7 @@ def read_model(reading: Reading, *, vocab_size: int | None = None) -> ModelSpec:
     layers = reading.integer_or("num_layers", 0, "model.num_layers")
     hidden = reading.integer_or("hidden_size", 0, "model.hidden")
     heads = reading.integer_or("num_attention_heads", 0, "model.num_heads")
-    gated = reading.switch("swiglu", "model.gated") or reading.switch("quick_geglu")
+    gated = reading.switch("swiglu", "model.gated") or reading.switch("quick_geglu") or reading.given("glu_activation")
     ffn = _ffn(reading, hidden)
     linear_bias = reading.switch("add_bias_linear", "model.linear_bias", default=True)
     window, window_pattern = _window(reading, layers)
@@ -51,13 +52,18 @@ def read_model(reading: Reading, *, vocab_size: int | None = None) -> ModelSpec:
         # Megatron keeps the two in step (arguments.py:1610).
         qkv_bias=linear_bias or reading.switch("add_qkv_bias", "model.qkv_bias"),
         qk_layernorm=reading.switch("qk_layernorm", "model.qk_layernorm"),
-        layernorm_bias=(reading.word("normalization", "model.layernorm_bias") or "LayerNorm").lower() == "layernorm",
+        layernorm_bias=_layernorm_bias(reading),
         attention_window=window,
         window_pattern=window_pattern,
         mla=_mla(reading),
-        moe=_moe(reading, layers, ffn),
+        moe=_moe(reading, layers, ffn, dialect),
         mtp_layers=reading.integer_or("mtp_num_layers", 0, "model.mtp_layers"),
     )
+
+
+def _layernorm_bias(reading: Reading) -> bool:
+    kind = reading.word("normalization", "model.layernorm_bias") or "LayerNorm"
+    return kind.lower() == "layernorm" and not reading.switch("rms_norm")
 
 
 def _need(reading: Reading) -> None:
@@ -77,6 +83,12 @@ def _need(reading: Reading) -> None:
 
 def _ffn(reading: Reading, hidden: int) -> int:
     # Only --swiglu asks for the smaller width; --quick-geglu keeps 4h (arguments.py:1323-1329).
+    if reading.switch("swiglu") and reading.given("multiple_of") and not reading.given("ffn_hidden_size"):
+        multiple = reading.integer_or("multiple_of", 1, "model.ffn_hidden")
+        if multiple < 1:
+            raise InputError(f"{reading.place('multiple_of')} is {multiple}", hint="give 1 or more")
+        width = int(int(4 * hidden * 2 / 3) * (reading.number("hidden_dim_multiplier") or 1.0))
+        return -(-width // multiple) * multiple
     if reading.switch("swiglu"):
         return reading.integer_or(
             "ffn_hidden_size",
@@ -102,6 +114,9 @@ def _kv_heads(reading: Reading, heads: int) -> int:
     direct = reading.integer("num_key_value_heads", "model.num_kv_heads", "default (one per head)")
     if direct is not None:
         return direct
+    if reading.word("attention_head_type") == "multiquery":
+        reading.origin["model.num_kv_heads"] = reading.place("attention_head_type")
+        return 1
     if reading.switch("group_query_attention"):
         return reading.integer_or("num_query_groups", 1, "model.num_kv_heads")
     if reading.given("num_query_groups"):
@@ -161,7 +176,7 @@ def _window(reading: Reading, layers: int) -> tuple[int | None, tuple[bool, ...]
     """Window in tokens, the own one included, and which layers use it (core/transformer/utils.py:531-543)."""
     text = reading.word("window_size", "model.attention_window")
     if text is None:
-        return None, ()
+        return reading.integer("sliding_window", "model.attention_window"), ()
     try:
         left = int(text.strip("()").split(",")[0])
     except ValueError:
@@ -182,6 +197,8 @@ def _pattern(reading: Reading, key: str, layers: int, into: str = "") -> int | t
         return None
     setting = reading.settings[key]
     value = read_pattern(text, flag=setting.name, where=setting.where)
+    if isinstance(value, int):
+        value = abs(value)  # a remainder is 0 for the same layers
     if value == 0:
         raise InputError(f"{setting.name} is 0", where=setting.where, hint="give a number from 1 on, or a list")
     if isinstance(value, tuple) and len(value) != layers:
@@ -210,7 +227,7 @@ def _mla(reading: Reading) -> Mla | None:
     )
 
 
-def _moe(reading: Reading, layers: int, ffn: int) -> Moe | None:
+def _moe(reading: Reading, layers: int, ffn: int, dialect: Dialect) -> Moe | None:
     experts = set(reading.integers("num_experts"))
     reading.integer("num_experts", "model.moe.num_experts")
     if len(experts) > 1:
@@ -218,14 +235,26 @@ def _moe(reading: Reading, layers: int, ffn: int) -> Moe | None:
     count = experts.pop() if experts else 0
     if count == 0:  # 0 means none (arguments.py:1649)
         return None
+    if count == 1 and dialect.one_expert_is_dense:
+        return None
+    if (reading.word("mlp_type") or "standard") != "standard":
+        raise Unsupported(f"{reading.place('mlp_type')}: a dense MLP beside the experts is not modelled")
+    if dialect.name:
+        reading.notes.append(
+            f"read as arguments of {dialect.name}: top-{dialect.top_k} routing and experts in every "
+            f"{'layer' if dialect.every == 1 else '2nd layer'} where they do not say otherwise"
+        )
     expert_ffn = reading.integer_or("moe_ffn_hidden_size", ffn, "model.moe.ffn_hidden", "default (the dense width)")
     capacity = reading.number("moe_expert_capacity_factor", "model.moe.capacity_factor")
+    capacity = dialect.capacity if capacity is None else capacity
+    if capacity == dialect.no_capacity or not reading.switch("moe_token_dropping", default=True):
+        capacity = None
     return Moe(
         num_experts=count,
-        top_k=reading.integer_or("moe_router_topk", 2, "model.moe.top_k"),
+        top_k=reading.integer_or("moe_router_topk", dialect.top_k, "model.moe.top_k"),
         ffn_hidden=expert_ffn,
         shared_ffn_hidden=_shared(reading, expert_ffn),
-        pattern=_moe_pattern(reading, layers),
+        pattern=_moe_pattern(reading, layers, dialect),
         # A negative factor means none (transformer_config.py:1837).
         capacity_factor=None if capacity is None or capacity < 0 else capacity,
         pad_to_capacity=reading.switch("moe_pad_expert_input_to_capacity", "model.moe.pad_to_capacity"),
@@ -241,8 +270,13 @@ def _shared(reading: Reading, expert_ffn: int) -> int:
     return reading.integer_or("n_shared_experts", 0, into) * expert_ffn  # forks count shared experts
 
 
-def _moe_pattern(reading: Reading, layers: int) -> tuple[bool, ...]:
+def _moe_pattern(reading: Reading, layers: int, dialect: Dialect) -> tuple[bool, ...]:
     into = "model.moe.pattern"
+    if reading.given("expert_interval") or dialect.every > 1:  # counts layers from 1, unlike --moe-layer-freq
+        every = reading.integer_or("expert_interval", dialect.every, into)
+        if every < 1:
+            raise InputError(f"{reading.place('expert_interval')} is {every}", hint="give 1 or more")
+        return tuple((layer + 1) % every == 0 for layer in range(layers))
     value = _pattern(reading, "moe_layer_freq", layers, into)
     if isinstance(value, tuple):
         return tuple(bool(entry) for entry in value)

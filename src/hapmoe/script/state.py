@@ -14,6 +14,7 @@ __all__ = ["Launch", "State", "Var", "World", "join"]
 
 _MOST_STEPS = 60_000
 _MOST_TEXT = 2_000_000
+_STEPS_A_LINE = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,22 @@ class World:
     """A positional that was read and not given, since this was last cleared."""
     arguments_given: int = 0
     steps: int = 0
+    most_steps: int = _MOST_STEPS
     notes: list[str] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
 
     def step(self, where: str, cost: int = 1) -> None:
         self.steps += cost
-        if self.steps > _MOST_STEPS:
+        if self.steps > self.most_steps:
             raise InputError("the script takes too many steps to follow", where=where, hint="an endless loop, perhaps")
+
+    def allow(self, text: str) -> None:
+        """A longer script may take more steps."""
+        self.most_steps = max(self.most_steps, _MOST_STEPS + _STEPS_A_LINE * text.count("\n"))
 
     def bounded(self, text: str, where: str) -> str:
         if len(text) > 4000:
-            self.step(where, len(text) // 4000)
+            self.step(where, len(text) // 16_000)
         if len(text) > _MOST_TEXT:
             raise InputError("a value grows beyond 2 MB", where=where, hint="an endless loop, perhaps")
         return text

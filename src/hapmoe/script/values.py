@@ -104,6 +104,9 @@ class Invocation:
     where: str
     python: tuple[str, ...] = ()
     """Interpreter words before the entry, e.g. ``("python", "-u")``."""
+    program: str = ""
+    """The entry from the folder the script is started in, where its text is not known for the folder alone; of a
+    folder that is not known here either, the file's name."""
 
 
 class Text(NamedTuple):

@@ -120,11 +120,24 @@ def _provided(shell: Shell, name: str) -> Text | None:
 
 
 _SLURM_ALWAYS = frozenset(
-    f"SLURM_{name}"
-    for name in """
-        NNODES JOB_NUM_NODES JOB_ID JOBID JOB_NODELIST NODELIST SUBMIT_DIR JOB_NAME CPUS_ON_NODE SUBMIT_HOST
-        JOB_PARTITION JOB_USER TASKS_PER_NODE PROCID NODEID LOCALID
-    """.split()
+    (
+        "SLURM_NNODES",
+        "SLURM_JOB_NUM_NODES",
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_NODELIST",
+        "SLURM_SUBMIT_DIR",
+        "SLURM_JOB_NAME",
+        "SLURM_CPUS_ON_NODE",
+        "SLURM_SUBMIT_HOST",
+        "SLURM_JOB_PARTITION",
+        "SLURM_JOB_USER",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_PROCID",
+        "SLURM_NODEID",
+        "SLURM_LOCALID",
+    )
 )
 """Set in every job; other names of Slurm's may also be unset, as their option is given or not."""
 _SLURM_PLACES = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))

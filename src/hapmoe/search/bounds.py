@@ -128,7 +128,9 @@ def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, wh
         slowest_G = _whole_layers(slowest_G, class_CGP[heavy], stages_GP, layers)
     params = np.stack([_optimizer_s(problem, p) for p in range(len(tables))], axis=1)[k]
     optimizer_G = np.where(used_GP, params, np.inf).min(axis=1) / stages_GP.sum(axis=1)
-    bound: FloatArray = problem.microbatches_K[k] * slowest_G + optimizer_G
+    # one microbatch passes all layers there and back, however many there are
+    whole_G = (counts[:, None] * reference_CG).sum(axis=0)
+    bound: FloatArray = np.maximum(problem.microbatches_K[k] * slowest_G, whole_G) + optimizer_G
     return bound
 
 

@@ -29,7 +29,7 @@ from hapmoe.search.reach import point_bounds
 from hapmoe.search.space import count_points
 from hapmoe.search.split import Solution, best_equal, best_split
 
-__all__ = ["Progress", "search_exact", "solve_points"]
+__all__ = ["Progress", "State", "first_plan", "search_exact", "solve_points"]
 
 Progress = Callable[[int, int, float, float], None]
 """progress(options settled, options, best step, lower bound)."""
@@ -103,6 +103,13 @@ def search_exact(
     if not state.found:
         return _infeasible(problem, state, began, cut=cut)
     return _result(problem, state, began, planner, backend, top)
+
+
+def first_plan(problem: Problem, state: State) -> None:
+    """Some good plan of the problem, without proof; nothing in ``state`` if none was met."""
+    bound_K, possible_K = option_bounds(problem)
+    order = np.flatnonzero(possible_K)
+    _seed(problem, state, order[np.argsort(bound_K[order], kind="stable")], bound_K)
 
 
 def _seed(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from hapmoe.options import FloatArray, IntArray, Options
 from hapmoe.plan import Plan, Recompute, SearchReport, SearchResult, Stage
 from hapmoe.resolve import resolve
 from hapmoe.schedule import in_flight
+from hapmoe.search.counts import sequences, stage_counts
 from hapmoe.search.misses import nearest_misses
 from hapmoe.search.problem import Problem
 from hapmoe.search.space import legal_vpp
@@ -113,30 +114,15 @@ def search_hsdp(
     for size in sorted(set(options.devices_K.tolist())):
         option_K = np.flatnonzero(options.devices_K == size)
         layers = _Layers(problem, option_K, size)
-        for counts in _stage_counts(problem, size):
-            if time.perf_counter() > deadline:
-                cut = True
-                break
-            for order in problem.space.orders:
-                if set(order) == {pool for pool, many in enumerate(counts) if many}:
-                    pool_J = tuple(pool for pool in order for _ in range(counts[pool]))
-                    considered += len(option_K)
-                    found += _recurse(layers, pool_J, delta, eta, pruned)
+        for counts in stage_counts(problem, size) if problem.pins.allow("vpp", 1) else ():
+            for pool_J in sequences(problem, counts):
+                if time.perf_counter() > deadline:
+                    cut = True
+                    break
+                considered += len(option_K)
+                found += _recurse(layers, pool_J, delta, eta, pruned)
     found.sort(key=lambda plan: plan.believed_s)
     return _result(problem, found, pruned, considered, began, backend, top, cut)
-
-
-def _stage_counts(problem: Problem, size: int) -> list[tuple[int, ...]]:
-    """Stages per pool, in whole nodes, at most one per layer."""
-    space, pins = problem.space, problem.pins
-    k = int(np.flatnonzero(space.options.devices_K == size)[0])
-    choices = []
-    for p, pool in enumerate(problem.cluster.pools):
-        most, step = int(space.most_KP[k, p]), max(int(space.step_KP[k, p]), 1)
-        counts = range(0, most + 1, step) if most else range(1)
-        choices.append([n for n in counts if pins.allow_nodes(pool.name, -(-n * size // pool.devices_per_node))])
-    layers = problem.job.model.num_layers
-    return [c for c in product(*choices) if 0 < sum(c) <= layers and pins.allow("pp", sum(c)) and pins.allow("vpp", 1)]
 
 
 def _peak(job: JobSpec, pool: Pool) -> float:
@@ -312,18 +298,22 @@ _KEPT = 8
 def _write(problem: Problem, found: _Found, backend: str) -> Plan:
     options, k, menu = problem.space.options, found.option, problem.tables[0].menu
     stages = []
+    tp, cp, ep, etp, dp, mbs = (int(getattr(options, name)[k]) for name in Options.__slots__)
     for pool, count, (entry, block) in zip(found.pool_J, found.layers, found.choices, strict=True):
         full = Recompute(granularity="full", method="block", num_layers=block)
-        degrees = {axis: int(getattr(options, f"{axis}_K")[k]) for axis in ("tp", "cp", "ep", "etp", "dp")}
         stages.append(
             Stage(
                 pool=problem.cluster.pools[pool].name,
                 num_layers=count,
+                tp=tp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                dp=dp,
                 recompute=full if entry == len(menu) - 1 else menu[entry],
-                **degrees,
             )
         )
-    plan = Plan(planner="hs-dp", backend=backend, micro_batch_size=int(options.mbs_K[k]), stages=tuple(stages))
+    plan = Plan(planner="hs-dp", backend=backend, micro_batch_size=mbs, stages=tuple(stages))
     return resolve(problem.job, problem.cluster, plan)
 
 

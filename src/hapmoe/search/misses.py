@@ -75,7 +75,7 @@ def _rules(problem: Problem, most: int) -> list[str]:
 
 def _distinct(misses: list[_Miss], most: int) -> Iterator[_Miss]:
     """The nearest ones that differ in more than the order of stages."""
-    seen = set()
+    seen: set[tuple[int, tuple[int, ...]]] = set()
     for miss in misses:
         key = (miss.option, tuple(sorted(miss.pool_J)))
         if key not in seen and len(seen) < most:
@@ -223,7 +223,9 @@ def _helps(problem: Problem) -> list[str]:
         everything = (True,) * len(problem.allowed)
         tries.append(("recomputation without the --set bound", lambda: replace(problem, allowed=everything)))
     if problem.pins.degrees or problem.pins.nodes or problem.pins.order:
-        tries.append(("no --set pins on degrees, nodes or order", lambda: _posed(problem, pins=_only_menu(problem.pins))))
+        tries.append(
+            ("no --set pins on degrees, nodes or order", lambda: _posed(problem, pins=_only_menu(problem.pins)))
+        )
     if not training.distributed_optimizer:
         name = "optimizer states divided over data parallel ranks (--use-distributed-optimizer)"
         tries.append((name, lambda: _posed(problem, job=with_training(distributed_optimizer=True))))

@@ -17,7 +17,7 @@ from hapmoe.search.points import Points, Sends, price_sends, sends_of, stage_poo
 from hapmoe.search.space import Space, build_space
 from hapmoe.stagecost import class_prefix
 
-__all__ = ["Problem", "Setting", "make_plan", "pose", "settings_of"]
+__all__ = ["Problem", "Setting", "make_plan", "pose", "price_space", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,17 @@ class Setting:
         return self.vpp == 1
 
 
-def pose(job: JobSpec, cluster: Cluster, menu: tuple[Recompute, ...], pins: Pins) -> Problem:
-    """Enumerate and price the space of ``job`` on ``cluster``."""
-    space = build_space(job, cluster, pins)
+def price_space(job: JobSpec, cluster: Cluster, space: Space, menu: tuple[Recompute, ...], pins: Pins) -> Problem:
+    """Every option of ``space`` priced on every pool."""
     tables = tuple(price(job, pool, space.options, menu) for pool in cluster.pools) if len(space.options) else ()
     sends = price_sends(job, cluster, space.options)
     allowed = tuple(pins.allow_recompute(entry) for entry in menu)
     return Problem(job, cluster, space, tables, sends, class_prefix(job), allowed, pins)
+
+
+def pose(job: JobSpec, cluster: Cluster, menu: tuple[Recompute, ...], pins: Pins) -> Problem:
+    """Enumerate and price the space of ``job`` on ``cluster``."""
+    return price_space(job, cluster, build_space(job, cluster, pins), menu, pins)
 
 
 def settings_of(problem: Problem, points: Points) -> list[Setting]:

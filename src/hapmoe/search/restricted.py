@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice, product
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from hapmoe.cost import evaluate
 from hapmoe.options import FloatArray, StageTable
 from hapmoe.plan import Plan, Recompute, SearchReport, SearchResult
 from hapmoe.resolve import chunk_layers
+from hapmoe.search.bounds import option_bounds
 from hapmoe.search.entries import price_rows
 from hapmoe.search.exact import Progress, search_exact
 from hapmoe.search.points import Points
@@ -29,6 +31,8 @@ __all__ = ["Restrictions", "equal_layers", "fastest", "one_recompute", "search_r
 
 MOST_COUNTS = 100_000
 CHUNK = 64
+MOST_CHOICES = 256
+"""Combinations of incomparable recomputations (virtual stages only) that are tried per grid point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +202,15 @@ def equal_layers(
 def _points(problem: Problem) -> tuple[Points, FloatArray]:
     """Every grid point whose stages can hold equal layers, and its bound."""
     space, layers, options = problem.space, problem.job.model.num_layers, problem.space.options
-    lightest_PK = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables]) if len(options) else []
+    lightest_PK = [(table.forward_CK + table.backward_CK).min(axis=0) for table in problem.tables]
     rows: list[tuple[int, int, int, tuple[int, ...]]] = []
     bounds: list[float] = []
     vectors: dict[int, list[tuple[int, ...]]] = {}
-    microbatches_K = problem.microbatches_K.tolist() if len(options) else []
-    sizes = options.devices_K.tolist()
-    for k, many in enumerate(microbatches_K):
+    microbatches_K, sizes = problem.microbatches_K.tolist(), options.devices_K.tolist()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        possible = np.flatnonzero(option_bounds(problem)[1]).tolist() if len(options) else []
+    for k in possible:
+        many = microbatches_K[k]
         if sizes[k] not in vectors:
             none = np.zeros(len(problem.tables), np.int64)
             found = count_vectors(space.most_KP[k], space.step_KP[k], none, layers, MOST_COUNTS)
@@ -253,12 +259,8 @@ def _solve(problem: Problem, settings: list[Setting], below: float) -> Iterator[
         per_stage = [entries.get((g, j), []) for j in range(setting.pp)]
         if not all(per_stage):
             continue
-        # the entry with the least total work first; swapping single stages covers incomparable ones
         per_stage = [sorted(found, key=lambda e: float(e[0].sum() + e[1].sum())) for found in per_stage]
-        picks = [[found[0] for found in per_stage]]
-        for j, found in enumerate(per_stage):
-            picks += [[*picks[0][:j], other, *picks[0][j + 1 :]] for other in found[1:]]
-        for pick in picks:
+        for pick in islice(product(*per_stage), MOST_CHOICES):
             forward, backward = (np.asarray([[e[i] for e in pick]]) for i in (0, 1))
             sync, after = np.asarray([[e[2] for e in pick]]), max(e[3] for e in pick)
             if setting.microbatches * float((forward + backward)[0].sum(axis=1).max()) + after >= below:

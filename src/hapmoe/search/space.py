@@ -42,6 +42,11 @@ class Space:
     dropped: Mapping[str, int]
     """Options that a rule forbids, by rule."""
 
+    def take(self, which: IntArray) -> Space:
+        """The same space with only these options."""
+        columns = [getattr(self.options, name)[which] for name in Options.__slots__]
+        return Space(Options(*columns), self.most_KP[which], self.step_KP[which], self.orders, self.dropped)
+
     def orders_of(self, used: tuple[int, ...]) -> list[int]:
         """Numbers of the orders that use just these pools."""
         return [

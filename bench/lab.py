@@ -1,0 +1,227 @@
+"""Runs a plan for real on CPU: script -> job -> plan -> launcher -> torchrun -> Megatron-Core (hapmoe.lab).
+
+Nothing is imitated but the devices: the emitted ``run_node.sh`` starts the real torchrun, every rank
+runs ``entry.py`` and the lab's training program, the ranks talk over gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hapmoe
+from hapmoe.cluster import Cluster
+from hapmoe.job import JobSpec
+from hapmoe.launch import target
+from hapmoe.launch.write import write_files
+from hapmoe.plan import Plan, Recompute, Stage
+from hapmoe.planfile import dump_plan
+from hapmoe.resolve import resolve
+
+__all__ = ["BLOCK", "CORE", "MOE", "Case", "Run", "block", "prepare", "run"]
+
+SOURCE = Path(__file__).parents[1] / "src"
+CORE = Recompute(granularity="selective", modules=("core_attn",))
+MOE = Recompute(granularity="selective", modules=("moe",))
+BLOCK = Recompute(granularity="full", method="block", num_layers=1)
+
+_FLAGS: dict[str, str | None] = {
+    # A MoE model as small as Megatron takes it at tp 2, with everything that changes losses turned off.
+    "--num-layers": "4",
+    "--hidden-size": "64",
+    "--ffn-hidden-size": "128",
+    "--num-attention-heads": "4",
+    "--seq-length": "64",
+    "--max-position-embeddings": "64",
+    "--vocab-size": "512",
+    "--position-embedding-type": "rope",
+    "--normalization": "RMSNorm",
+    "--swiglu": None,
+    "--disable-bias-linear": None,
+    "--untie-embeddings-and-output-weights": None,
+    "--attention-dropout": "0.0",
+    "--hidden-dropout": "0.0",
+    "--transformer-impl": "local",
+    "--num-experts": "4",
+    "--moe-ffn-hidden-size": "96",
+    "--moe-router-topk": "2",
+    "--moe-router-load-balancing-type": "none",
+    "--moe-token-dispatcher-type": "alltoall",
+    "--micro-batch-size": "1",
+    "--global-batch-size": "8",
+    "--train-iters": "3",
+    "--lr": "3e-3",
+}
+
+
+_OF_MANY_RANKS = frozenset(
+    {
+        "--moe-token-dispatcher-type",
+        "--use-distributed-optimizer",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--dist-ckpt-optim-fully-reshardable",
+        "--load",
+        "--save",
+    }
+)
+"""Flags that change how ranks work together, not what they compute."""
+
+
+def block(layers: int) -> Recompute:
+    return Recompute(granularity="full", method="block", num_layers=layers)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan for one small model. A flag of ``flags`` with value False is taken out of the script."""
+
+    name: str
+    layers: tuple[int, ...] = (4,)
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    dp: int = 1
+    vpp: int = 1
+    mbs: int = 1
+    recompute: tuple[Recompute, ...] = ()
+    """Per stage; one: all stages."""
+    flags: dict[str, str | bool | None] = field(default_factory=dict)
+    pools: tuple[str, ...] = ()
+    """Pool of each stage; none: all on one."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.layers) * self.tp * self.cp * self.dp
+
+    @property
+    def reference(self) -> Case:
+        """The same model and batch on one rank."""
+        kept = {name: value for name, value in self.flags.items() if name not in _OF_MANY_RANKS}
+        return Case(f"{self.name} on one rank", layers=(sum(self.layers),), flags=kept)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the ranks of a case wrote, in rank order."""
+
+    case: Case
+    job: JobSpec
+    plan: Plan
+    ranks: tuple[tuple[dict[str, Any], ...], ...]
+
+    def rows(self, event: str) -> list[list[dict[str, Any]]]:
+        return [[row for row in rows if row["event"] == event] for rows in self.ranks]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """By iteration."""
+        return {row["iteration"]: row["loss"] for row in self.rows("iteration")[0]}
+
+    @property
+    def grad_norms(self) -> dict[int, float]:
+        return {row["iteration"]: row["grad_norm"] for row in self.rows("iteration")[0]}
+
+
+def prepare(case: Case, folder: Path) -> tuple[JobSpec, Cluster, Plan]:
+    """The case as a job read from a script, a cluster read from a file, and a complete, legal plan."""
+    flags = {name: value for name, value in {**_FLAGS, **case.flags}.items() if value is not False}
+    words = [word for name, value in flags.items() for word in (name, value) if word is not None]
+    lines = " \\\n    ".join(shlex.quote(str(word)) for word in words)
+    script = folder / "train.sh"
+    script.write_text(f"#!/bin/bash\ntorchrun --nproc-per-node 1 -m hapmoe.lab.train \\\n    {lines}\n")
+    names = tuple(dict.fromkeys(case.pools)) or ("cpu",)
+    per_stage = case.ranks // len(case.layers)
+    pools = []
+    for name in names:
+        count = per_stage * (case.pools.count(name) if case.pools else len(case.layers))
+        pools.append({"name": name, "device": "cpu", "nodes": 1, "devices_per_node": count, "hosts": [f"host-{name}"]})
+    joins = [
+        {"between": [one, other], "bandwidth": "10 Gb/s", "latency": "50 us", "transport": "gloo"}
+        for index, one in enumerate(names)
+        for other in names[index + 1 :]
+    ]
+    (folder / "cluster.yaml").write_text(json.dumps({"pools": pools, **({"links": joins} if joins else {})}))
+    job, cluster = hapmoe.extract(script), hapmoe.load_cluster(folder / "cluster.yaml")
+    settings = case.recompute * len(case.layers) if len(case.recompute) == 1 else case.recompute
+    stages = tuple(
+        Stage(
+            pool=case.pools[index] if case.pools else "cpu",
+            num_layers=count,
+            tp=case.tp,
+            cp=case.cp,
+            ep=case.ep,
+            etp=case.etp,
+            dp=case.dp,
+            recompute=settings[index] if settings else Recompute(),
+        )
+        for index, count in enumerate(case.layers)
+    )
+    plan = resolve(job, cluster, Plan(stages=stages, micro_batch_size=case.mbs, vpp=case.vpp))
+    broken = hapmoe.check(job, cluster, plan)
+    assert not broken, f"{case.name}: {[one.message for one in broken]}"
+    return job, cluster, plan
+
+
+def run(case: Case, *, measure: bool = False, timeout_s: float = 300) -> Run:
+    """Train the case through its emitted launcher; every node of the plan is a process here."""
+    with tempfile.TemporaryDirectory(prefix="hapmoe-lab-") as name:
+        folder = Path(name)
+        job, cluster, plan = prepare(case, folder)
+        files = target("torchrun")(job, cluster, plan, dump_plan(plan))
+        launch = write_files(folder / "plan", files)
+        environment = {
+            **{key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
+            "HAPMOE_LAB": "1",
+            "HAPMOE_LAB_OUT": str(folder / "out"),
+            "HAPMOE_LAB_MEASURE": "1" if measure else "0",
+            "HAPMOE_TORCHRUN": str(Path(sys.executable).parent / "torchrun"),
+            "HAPMOE_WORKDIR": str(folder),
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+            "PYTHONWARNINGS": "ignore",
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+        }
+        hosts = [line for line in files["hosts.tsv"].splitlines() if line[:1].isdigit()]
+        logs = [(folder / f"node{node}.log").open("w+") for node in range(len(hosts))]
+        nodes = [
+            subprocess.Popen(
+                ["bash", launch / "run_node.sh"],
+                env={**environment, "NODE_RANK": str(node)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            for node, log in enumerate(logs)
+        ]
+        try:
+            codes = [node.wait(timeout_s) for node in nodes]
+        finally:
+            for node in nodes:
+                if node.poll() is None:
+                    node.terminate()
+        if any(codes):
+            text = "".join((log.seek(0), log.read())[1][-6000:] for log in logs)
+            raise RuntimeError(f"{case.name}: exit codes {codes}\n{text}")
+        for log in logs:
+            log.close()
+        ranks = [
+            tuple(map(json.loads, (folder / "out" / f"rank{rank}.jsonl").read_text().splitlines()))
+            for rank in range(case.ranks)
+        ]
+        return Run(case, job, plan, tuple(ranks))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

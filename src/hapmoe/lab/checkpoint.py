@@ -1,0 +1,59 @@
+"""Saving and loading in Megatron's torch_dist format, which another plan can load."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hapmoe.lab.model import sharding
+
+__all__ = ["load", "save"]
+
+
+def _metadata(args: argparse.Namespace) -> dict[str, Any]:
+    # checkpointing.py:551-559: the default may change dp only
+    kind = "fully_reshardable" if args.dist_ckpt_optim_fully_reshardable else "dp_reshardable"
+    return {"distrib_optim_sharding_type": kind} if args.use_distributed_optimizer else {}
+
+
+def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for index, chunk in enumerate(chunks):
+        state["model" if len(chunks) == 1 else f"model{index}"] = chunk.sharded_state_dict(metadata=sharding())
+    state["optimizer"] = optimizer.sharded_state_dict(
+        state, is_loading=loading, metadata={**sharding(), **_metadata(args)}
+    )
+    return state
+
+
+def save(args: argparse.Namespace, chunks: list[Any], optimizer: Any, iteration: int) -> None:
+    """Write ``<--save>/iter_<n>`` and the tracker file, as Megatron's training loop does."""
+    import torch
+    from megatron.core import dist_checkpointing
+
+    folder = Path(args.save) / f"iter_{iteration:07d}"
+    if torch.distributed.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    torch.distributed.barrier()
+    state = _state(args, chunks, optimizer, loading=False)
+    state["iteration"] = iteration
+    dist_checkpointing.save(state, str(folder), content_metadata=_metadata(args))
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        (Path(args.save) / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+
+
+def load(args: argparse.Namespace, chunks: list[Any], optimizer: Any) -> int:
+    """Iterations that the checkpoint under ``--load`` has done; 0 where there is none."""
+    from megatron.core import dist_checkpointing
+
+    tracker = Path(args.load) / "latest_checkpointed_iteration.txt"
+    if not tracker.exists():
+        return 0
+    folder = str(Path(args.load) / f"iter_{int(tracker.read_text()):07d}")
+    saved = dist_checkpointing.load(_state(args, chunks, optimizer, loading=True), folder)
+    for index, chunk in enumerate(chunks):
+        chunk.load_state_dict(saved["model" if len(chunks) == 1 else f"model{index}"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["iteration"])

@@ -1,0 +1,47 @@
+"""Search results held to what a back end really runs.
+
+The search knows upstream Megatron's rules; what a back end lacks beyond them becomes pins (no
+interleaving, no context parallelism), and what cannot be pinned (FlagScale's envelope) picks the
+first ranked plan that is legal.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hapmoe import backends
+from hapmoe.cluster import Cluster
+from hapmoe.job import JobSpec
+from hapmoe.plan import SearchResult
+from hapmoe.rules import check
+
+__all__ = ["LOOK_AT", "back_end_settings", "legal_first"]
+
+LOOK_AT = 32
+"""Ranked plans among which one inside the envelope is looked for."""
+
+
+def back_end_settings(backend: str) -> tuple[str, ...]:
+    """``--set`` values that follow from a back end's capabilities."""
+    capability = backends.capabilities(backend)
+    return (*(() if capability.vpp else ("vpp=1",)), *(() if capability.cp else ("cp=1",)))
+
+
+def legal_first(job: JobSpec, cluster: Cluster, result: SearchResult, top: int) -> SearchResult:
+    """The result with its best legal plan in front and at most ``top`` ranked; as it is where none is
+    legal (then the launcher says why), or where the best one is.
+
+    A plan that moved up is not proven to be the best legal one: status "feasible", with the gap to the
+    bound of the whole space.
+    """
+    legal = tuple(row for row in result.ranked if not check(job, cluster, row[0]))
+    if not legal or legal[0][0] == result.plan:
+        return msgspec.structs.replace(result, ranked=(legal or result.ranked)[:top])
+    plan, estimate = legal[0]
+    best = result.estimate.step_s if result.estimate is not None else estimate.step_s
+    bound = min(estimate.lower_bound_s or best, best)
+    gap = (estimate.step_s - bound) / estimate.step_s
+    report = result.report and msgspec.structs.replace(result.report, status="feasible", gap=gap)
+    return msgspec.structs.replace(
+        result, plan=plan, estimate=estimate, ranked=legal[:top], status="feasible", gap=gap, report=report
+    )

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Starts the plan on all hosts of hosts.tsv by ssh, and stops all when one fails or at Ctrl-C.
+# This folder and the training program must be at the same paths on every host.
+#
+#   ./launch.sh             start
+#   ./launch.sh --dry-run   print what each rank would be given, on this machine, starting nothing
+#   ./launch.sh --check     look at all hosts and let every group say something, without training
+#
+#   HAPMOE_WORKDIR  folder in which the training program runs (default: where you are now)
+#   HAPMOE_MASTER_ADDR, MASTER_PORT
+#                   where the ranks meet (default: the first host of hosts.tsv, port 29500)
+#   HAPMOE_SSH      how to reach a host (default: ssh -o BatchMode=yes)
+#   HAPMOE_TORCHRUN full path of torchrun, where ssh does not find it
+#   HAPMOE_CHECK    what is checked before training (run_node.sh says what there is)
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+stop() {
+    echo "launch.sh: $1" >&2
+    exit 2
+}
+
+dry_run=0
+if [ "${1:-}" = --dry-run ]; then
+    dry_run=1
+elif [ "${1:-}" = --check ]; then
+    export HAPMOE_CHECK=only
+elif [ $# -gt 0 ]; then
+    stop "unknown argument $1"
+fi
+
+if [ "$dry_run" = 0 ] && placeholder=$(grep -o -m 1 'CHANGE-ME[^[:space:]]*' "$here/hosts.tsv"); then
+    stop "hosts.tsv still says $placeholder: write the host names there"
+fi
+
+if [ "$dry_run" = 1 ]; then
+    rank=0
+    while read -r _ host _ slots _; do
+        echo "# $host" >&2
+        for ((local_rank = 0; local_rank < slots; local_rank++)); do
+            HAPMOE_DRY_RUN=1 RANK=$rank LOCAL_RANK=$local_rank \
+                WORLD_SIZE=$(awk '/^[0-9]/ { sum += $4 } END { print sum }' "$here/hosts.tsv") \
+                python3 "$here/entry.py"
+            rank=$((rank + 1))
+        done
+    done < <(grep '^[0-9]' "$here/hosts.tsv")
+    exit 0
+fi
+
+mapfile -t hosts < <(awk '/^[0-9]/ { print $2 }' "$here/hosts.tsv")
+export MASTER_ADDR=${HAPMOE_MASTER_ADDR:-${hosts[0]}}
+export MASTER_PORT=${MASTER_PORT:-29500}
+export HAPMOE_WORKDIR=${HAPMOE_WORKDIR:-$PWD}
+pass=(MASTER_ADDR MASTER_PORT HAPMOE_WORKDIR)
+for name in HAPMOE_SKIP_DEVICE_CHECK HAPMOE_TORCHRUN HAPMOE_CHECK HAPMOE_CHECK_TIMEOUT; do
+    if [ -n "${!name:-}" ]; then pass+=("$name"); fi
+done
+
+# A node reads its variables from standard input (a command line can be read by others), up to a line
+# "end". The input then stays open as long as this script lives: when it closes, the node stops.
+# shellcheck disable=SC2016
+remote='eval "$(sed "/^end\$/Q")"
+exec 4<&0
+setsid bash "$HAPMOE_RUN_NODE" </dev/null 4<&- & ranks=$!
+{ read -r _ <&4; kill -TERM -- "-$ranks"; } 2>/dev/null & lifeline=$!
+wait "$ranks"; code=$?
+kill "$lifeline" 2>/dev/null
+exit "$code"'
+
+variables() {
+    local name
+    for name in "${pass[@]}"; do
+        printf 'export %s=%q\n' "$name" "${!name}"
+    done
+    printf 'export NODE_RANK=%q HAPMOE_RUN_NODE=%q\nend\n' "$1" "$here/run_node.sh"
+}
+
+pipes=$(mktemp -d)
+inputs=()
+logins=()
+finish() {
+    local input
+    for input in "${inputs[@]}"; do exec {input}>&-; done
+    kill "${logins[@]}" 2>/dev/null || true
+    rm -rf "$pipes"
+    wait
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+read -r -a ssh <<<"${HAPMOE_SSH:-ssh -o BatchMode=yes}"
+for node in "${!hosts[@]}"; do
+    mkfifo "$pipes/$node"
+    "${ssh[@]}" "${hosts[$node]}" "bash -c $(printf %q "$remote")" <"$pipes/$node" &
+    logins+=($!)
+    exec {input}>"$pipes/$node"
+    inputs+=("$input")
+    variables "$node" >&"$input"
+done
+
+# The first node that fails ends the run; its exit code is ours.
+for _ in "${hosts[@]}"; do
+    wait -n || exit $?
+done
