@@ -10,7 +10,8 @@ Array legend: G grid points of one pp, S parts, R menu entries, P pools.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,8 +106,12 @@ class _Parts:
     """The cheapest layer of any class on any stage."""
 
     def take(self, which: IntArray) -> _Parts:
-        values = [getattr(self, name) for name in self.__slots__]
-        return _Parts(*(value[which] if isinstance(value, np.ndarray) else value for value in values))
+        picked: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray):
+                picked[name] = value[which]
+        return replace(self, **picked)
 
 
 def _cut(points: Points, pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
