@@ -144,7 +144,7 @@ def pose_for(
 
     ``menu``: recomputation choices per layer, "none" first and "full" last; None: the back end's.
     """
-    menu = menu or recompute_menu(job, tuple(capabilities(backend).recompute_modules))
+    menu = menu or recompute_menu(job, capabilities(backend).modules(job.training.megatron_version))
     pins = parse_pins(settings, [pool.name for pool in cluster.pools])
     space = build_space(job, cluster, pins)
     if len(space.options) > MANY:

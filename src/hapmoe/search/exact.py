@@ -141,28 +141,41 @@ def _search_options(
     problem: Problem, state: State, order: IntArray, bound_K: FloatArray, progress: Progress | None
 ) -> None:
     settled, size = 0, FIRST_CHUNK
+    postponed: list[int] = []
     try:
         while settled < len(order) and bound_K[order[settled]] < state.best:
             chunk = order[settled : settled + size]
             size = min(2 * size, MOST_CHUNK)
             option, stages, bound, unlisted = expand_counts(problem, chunk[bound_K[chunk] < state.best], state.best)
-            for k in unlisted:
-                state.open_bound = min(state.open_bound, float(bound_K[k]))
-            for begin in range(0, len(option), ROWS):
-                rows = slice(begin, begin + ROWS)
-                if bound[begin] >= state.best:
-                    state.pruned["bound"] += len(bound) - begin
-                    break
-                solve_points(
-                    problem, state, *expand_orders(problem, option[rows], stages[rows], bound[rows], state.best)
-                )
+            postponed += unlisted
+            _search_counts(problem, state, option, stages, bound)
             settled += len(chunk)
             if progress:
                 progress(settled, len(order), state.best, float(bound_K[chunk[-1]]))
+        # Options with too many stage counts to list: a better plan cuts more of them.
+        later = np.asarray([k for k in postponed if bound_K[k] < state.best], np.int64)
+        if len(later):
+            option, stages, bound, postponed = expand_counts(problem, later, state.best)
+            _search_counts(problem, state, option, stages, bound)
     finally:
+        for k in postponed:
+            state.open_bound = min(state.open_bound, float(bound_K[k]))
         if settled < len(order):
             state.open_bound = min(state.open_bound, float(bound_K[order[settled]]))
             state.pruned["bound"] += len(order) - settled
+
+
+def _search_counts(
+    problem: Problem, state: State, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray
+) -> None:
+    """Options with stage counts, lowest bound first."""
+    for begin in range(0, len(option_G), ROWS):
+        rows = slice(begin, begin + ROWS)
+        if bound_G[begin] >= state.best:
+            state.pruned["bound"] += len(bound_G) - begin
+            return
+        points, floor = expand_orders(problem, option_G[rows], stages_GP[rows], bound_G[rows], state.best)
+        solve_points(problem, state, points, floor)
 
 
 def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
