@@ -125,7 +125,7 @@ def test_different_folders(tmp_path: Path, hosts: TwoHosts) -> None:
 def test_too_few_devices(tmp_path: Path, hosts: TwoHosts) -> None:
     hosts.devices("first", "NVIDIA A100", count=2)
     said = stopped(hosts, launch(tmp_path, slots=2))
-    assert said == ["check_hosts: node 1 (10.77.0.2) has 1 devices, hosts.tsv says 2"]
+    assert said == ["check_hosts: node 1 (10.77.0.2) has 1 devices of type h800, hosts.tsv says 2"]
 
 
 def test_a_rank_that_cannot_join_is_named(tmp_path: Path, hosts: TwoHosts) -> None:

@@ -97,6 +97,9 @@ def test_render_for_every_target(folder: Path) -> None:
     assert again.returncode == 2 and "--force" in again.stderr
     patched = hapmoe(folder, "render", *COMMON, "--backend", "flagscale-patched", "--out", "patched")
     assert patched.returncode == 0 and (folder / "patched" / "flagscale" / "hapmoe-hetero.patch").exists()
+    (folder / "options.yaml").write_text("kinds: {old: {arguments: [--lr, 1e-3]}}\n")
+    wrong = hapmoe(folder, "render", *COMMON, "--options", "options.yaml", "--out", "no")
+    assert wrong.returncode == 2 and "kinds.old.arguments: --lr may not differ between stages" in wrong.stderr
     (folder / "options.yaml").write_text("kinds: {old: {partitio: p1}}\n")
     wrong = hapmoe(folder, "render", *COMMON, "--options", "options.yaml", "--out", "no")
     assert wrong.returncode == 2 and "did you mean partition" in wrong.stderr and not (folder / "no").exists()

@@ -23,9 +23,9 @@ ORDER = [
     *("counting", "shapes", "workload", "memory", "timing", "pricing"),
     *("schedule", "stagecost", "boundary", "volumes"),
     *("resolve", "backends", "rules"),
-    *("cost", "search", "present"),
+    *("cost", "search", "present", "compare"),
     *("launch",),
-    *("wording", "terminal", "summary_inputs", "summary", "report", "trace"),
+    *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "report", "trace"),
     *("planning", "api", "lab", "cli", "__main__"),
 ]
 """A module or package may use what stands before it, and nothing behind. A new one needs its place here."""

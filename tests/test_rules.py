@@ -245,6 +245,10 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
         (b.job(env=MANY_CONNECTIONS), NODES, b.plan(tp=2, dp=4, ep=4)),
         (b.job(env=ONE_CONNECTION), NODES, b.plan(tp=2, dp=4, ep=4)),
     ),
+    "version": (
+        (b.with_training(JOB, megatron_version="core_r0.11.0"), NODES, LEGAL),
+        (b.with_training(JOB, megatron_version="0.20.0.dev1"), NODES, LEGAL),
+    ),
     "hetero-version": (
         (b.with_training(JOB, megatron_version="0.17.1"), TWO, HETERO),
         (b.with_training(JOB, megatron_version="0.15.0"), TWO, HETERO),

@@ -43,6 +43,7 @@ launches = _with(
 @launches
 @click.option("--out", default="hapmoe-plan", metavar="DIR", help="Where the files go.", show_default=True)
 @for_version
+@as_json
 def render(
     plan_file: str,
     args: tuple[str, ...],
@@ -54,6 +55,7 @@ def render(
     force: bool,
     out: str,
     megatron_version: str | None,
+    as_json: bool,
     **reading: Any,
 ) -> int:
     """Write the launch files of PLAN again, for another back end or launcher.
@@ -66,11 +68,16 @@ def render(
     cluster = load_cluster(cluster_file)
     plan, job = _plan_and_job(plan_file, script, args, backend, megatron_version, "render", reading)
     checked = check_plan(job, cluster, plan)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(checked.document(), indent=1))
     if checked.violations:
-        click.echo(render_check(checked, job, cluster))
+        if not as_json:
+            click.echo(render_check(checked, job, cluster))
         return 1
-    _write(job, cluster, checked.plan, target, options, out, force)
-    if not checked.launchable:
+    _write(job, cluster, checked.plan, target, options, out, force, quiet=as_json)
+    if not checked.launchable and not as_json:
         click.echo(f"NOT LAUNCHABLE: {checked.reason}")
     return 0
 

@@ -176,8 +176,6 @@ def _moe_tensors(shapes: Shapes) -> list[Tensor]:
     rows_K = shapes.expert_tokens_K
     hidden = float(moe.latent_hidden or job.model.hidden)
     tensors = _norm_pair(shapes, "mlp_norm", True, (), first=False)
-    if job.training.router_dtype == "fp32":
-        tensors.append(Tensor("router_in_fp32", shapes.shard_K * (job.model.hidden * 4.0), again))
     # logits, scores and probabilities in fp32, the routing map in bytes; gathered, only the local experts' columns
     map_tokens_K = shapes.shard_K * (shapes.etp_K if job.training.dispatcher == "allgather" else 1.0)
     tensors.append(

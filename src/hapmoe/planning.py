@@ -16,7 +16,7 @@ from hapmoe.launch.verdict import runnable_by, verdict
 from hapmoe.plan import Plan, SearchResult
 from hapmoe.planfile import dump_plan
 from hapmoe.present import present_plan
-from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first
+from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first, needs_look
 from hapmoe.search import Progress, Restrictions, pose_for, search, split_settings
 from hapmoe.summary import Comparison
 
@@ -54,15 +54,18 @@ def plan_job(
         backend=backend,
         settings=settings,
         restrictions=restrictions,
-        top=max(top, LOOK_AT) if backends.capabilities(backend).envelope else top,
+        top=max(top, LOOK_AT) if needs_look(job, backend) else top,
         time_limit_s=time_limit_s,
         progress=progress,
         problem=problem,
     )
     if result.plan is None or result.estimate is None:
         return Planned(result, ())
-    if backends.capabilities(backend).envelope:
-        result = legal_first(job, cluster, result, top)
+    if needs_look(job, backend):
+        even = search(
+            job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=time_limit_s
+        )
+        result = legal_first(job, cluster, result, top, otherwise=even)
         assert result.plan is not None and result.estimate is not None
     plan = _finish(job, cluster, result)
     ranked = ((plan, result.estimate), *result.ranked[1:])

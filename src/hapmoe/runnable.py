@@ -15,7 +15,7 @@ from hapmoe.job import JobSpec
 from hapmoe.plan import SearchResult
 from hapmoe.rules import check
 
-__all__ = ["LOOK_AT", "back_end_settings", "legal_first"]
+__all__ = ["LOOK_AT", "back_end_settings", "legal_first", "needs_look"]
 
 LOOK_AT = 32
 """Ranked plans among which one inside the envelope is looked for."""
@@ -27,14 +27,24 @@ def back_end_settings(backend: str) -> tuple[str, ...]:
     return (*(() if capability.vpp else ("vpp=1",)), *(() if capability.cp else ("cp=1",)))
 
 
-def legal_first(job: JobSpec, cluster: Cluster, result: SearchResult, top: int) -> SearchResult:
+def needs_look(job: JobSpec, backend: str) -> bool:
+    """Are there rules of this back end and version that the search does not know?"""
+    capability = backends.capabilities(backend)
+    return capability.envelope or (bool(capability.module) and not capability.uneven(job.training.megatron_version))
+
+
+def legal_first(
+    job: JobSpec, cluster: Cluster, result: SearchResult, top: int, otherwise: SearchResult | None = None
+) -> SearchResult:
     """The result with its best legal plan in front and at most ``top`` ranked; as it is where none is
-    legal (then the launcher says why), or where the best one is.
+    legal (then the launcher says why), or where the best one is. ``otherwise``: a plainer search (equal
+    layers) whose plans stand behind.
 
     A plan that moved up is not proven to be the best legal one: status "feasible", with the gap to the
     bound of the whole space.
     """
-    legal = tuple(row for row in result.ranked if not check(job, cluster, row[0]))
+    rows = (*result.ranked, *(otherwise.ranked if otherwise is not None else ()))
+    legal = tuple(row for row in rows if not check(job, cluster, row[0]))
     if not legal or legal[0][0] == result.plan:
         return msgspec.structs.replace(result, ranked=(legal or result.ranked)[:top])
     plan, estimate = legal[0]

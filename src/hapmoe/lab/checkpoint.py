@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def _metadata(args: argparse.Namespace) -> dict[str, Any]:
 def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for index, chunk in enumerate(chunks):
-        state["model" if len(chunks) == 1 else f"model{index}"] = chunk.sharded_state_dict(metadata=sharding())
+        state["model" if len(chunks) == 1 else f"model{index}"] = chunk.module.sharded_state_dict(metadata=sharding())
     state["optimizer"] = optimizer.sharded_state_dict(
         state, is_loading=loading, metadata={**sharding(), **_metadata(args)}
     )
@@ -52,8 +53,29 @@ def load(args: argparse.Namespace, chunks: list[Any], optimizer: Any) -> int:
     if not tracker.exists():
         return 0
     folder = str(Path(args.load) / f"iter_{int(tracker.read_text()):07d}")
+    list(_states(optimizer))
     saved = dist_checkpointing.load(_state(args, chunks, optimizer, loading=True), folder)
     for index, chunk in enumerate(chunks):
-        chunk.load_state_dict(saved["model" if len(chunks) == 1 else f"model{index}"])
+        chunk.module.load_state_dict(saved["model" if len(chunks) == 1 else f"model{index}"])
     optimizer.load_state_dict(saved["optimizer"])
+    for state in _states(optimizer):
+        # Megatron hands one tensor to all parameters (load_state_dict), and Adam counts up in place
+        state["step"] = state["step"].clone()
     return int(saved["iteration"])
+
+
+def _states(optimizer: Any) -> Iterator[Any]:
+    """State of every parameter, with moments and step.
+
+    torch's Adam makes them in its first step; Megatron asks for them when a checkpoint is loaded.
+    """
+    import torch
+
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in one.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = one.optimizer.state[parameter]
+                state.setdefault("step", torch.tensor(0.0))
+                state.setdefault("exp_avg", torch.zeros_like(parameter))
+                state.setdefault("exp_avg_sq", torch.zeros_like(parameter))
+                yield state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import re
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -28,6 +29,7 @@ def install() -> None:
     when_imported("megatron.core.transformer.torch_norm", _mark_norms)
     when_imported("megatron.core.transformer.dot_product_attention", _gather_keys)
     when_imported("megatron.core.transformer.multi_latent_attention", _no_te_classes)
+    when_imported("megatron.core.dist_checkpointing.strategies.filesystem_async", _own_memory)
     when_imported("megatron.core.optimizer.distrib_optimizer", _keep_step)
     if importlib.util.find_spec("triton") is None and not any(isinstance(f, _Stub) for f in sys.meta_path):
         sys.meta_path.insert(0, _Stub())
@@ -107,6 +109,12 @@ def _gather_keys(module: Any) -> None:
         return run(self, query, key, value, attention_mask, *args, **kwargs)
 
     attention.__init__, attention.forward = init_whole, forward
+
+
+def _own_memory(module: Any) -> None:
+    # for a log line the writers ask psutil, which is not installed with megatron-core, and die without it
+    if not getattr(module, "HAVE_PSUTIL", False):
+        module._process_memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _keep_step(module: Any) -> None:

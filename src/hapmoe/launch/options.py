@@ -26,6 +26,11 @@ _RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "huawei": "huawe
 """Extended resource by vendor, as the vendors' device plugins register it."""
 
 
+RANK_LOCAL = frozenset({"--attention-backend", "--moe-token-dispatcher-type"})
+"""Arguments of Megatron's that may differ between stages: nothing compares them across ranks, and what they
+choose stays inside a stage (losses equal in runs with another dispatcher and kernel per stage)."""
+
+
 class KindOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What nodes of one kind are asked for with."""
 
@@ -41,6 +46,8 @@ class KindOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     node_selector: dict[str, str] = {}
     env: dict[str, str] = {}
     """Further lines of env/<kind>.env."""
+    arguments: tuple[str, ...] = ()
+    """Arguments that only ranks on this kind are given, out of ``RANK_LOCAL``."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,10 +90,19 @@ def load_options(path: str | os.PathLike[str]) -> LaunchOptions:
 
     data: Any = read_yaml(path)
     try:
-        return msgspec.convert({} if data is None else data, LaunchOptions)
+        options = msgspec.convert({} if data is None else data, LaunchOptions)
     except msgspec.ValidationError as error:
         text, _, field = str(error).partition(" - at ")
         unknown = text.partition("unknown field `")[2].rstrip("`")
         known = [name for kind in (LaunchOptions, JobOptions, KindOptions) for name in kind.__struct_fields__]
         hint = closest(unknown, known) if unknown else ""
         raise InputError(text, where=f"{os.fspath(path)}: {field.strip('`$.') or 'top'}", hint=hint) from None
+    for name, kind in options.kinds.items():
+        flags = [word for word in kind.arguments if word.startswith("--")]
+        if wrong := next((flag for flag in flags if flag.partition("=")[0] not in RANK_LOCAL), None):
+            raise InputError(
+                f"{wrong} may not differ between stages",
+                where=f"{os.fspath(path)}: kinds.{name}.arguments",
+                hint=f"{' or '.join(sorted(RANK_LOCAL))}; all others belong to the script",
+            )
+    return options

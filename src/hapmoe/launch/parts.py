@@ -145,7 +145,8 @@ def parts(
         "README.txt": render("README.txt.j2", {**values, "start": render(start, values).rstrip("\n")}),
     }
     for index, words in enumerate(per_stage):
-        lines = _lines([shlex.quote(word) for word in words])
+        own = options.kind(cluster.pool(plan.stages[index].pool)).arguments
+        lines = _lines([shlex.quote(word) for word in (*words, *own)])
         result[f"args/stage_{index}.args"] = f"# Only the ranks of stage {index}.\n{lines}"
     for kind, text in device_exports(job, cluster, plan, options).items():
         result[f"env/{kind}.env"] = text

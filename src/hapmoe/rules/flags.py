@@ -134,7 +134,16 @@ def _connections(c: Context) -> Found:
         )
 
 
+def _version(c: Context) -> Found:
+    if c.before(c.backend.min_version):
+        yield Broken(
+            f"Megatron-Core {c.job.training.megatron_version}; arguments are known from {c.backend.min_version}",
+            f"train with {c.backend.min_version} or newer",
+        )
+
+
 RULES = (
+    Rule("version", "arguments have other names or meanings", "release branches core_r0.12.0 to 0.19.0", _version),
     *(_row(*row) for row in _TABLE),
     Rule("optimizer-instances", "instances share the replicas equally", "PS:922; PS:1447", _optimizer_instances),
     Rule("hierarchical-context", "the levels multiply to CP", "A:582", _hierarchical),

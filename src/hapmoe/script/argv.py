@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from hapmoe.errors import InputError
 from hapmoe.job import Argument
@@ -23,6 +24,8 @@ __all__ = ["Occurrence", "argument", "argv_notes", "own", "parse_argv"]
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _INLINE = re.compile(r"(--[A-Za-z][\w.-]*)=")
 _SHOWN = 8
+_COMPARED = 200
+"""Unknown names that are held against known ones: more are no slip of the keyboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def _unknown_names(occurrences: Iterable[Occurrence]) -> list[str]:
     if not unknown:
         return []
     notes = []
-    for name, where in unknown.items():
+    for name, where in islice(unknown.items(), _COMPARED):
         close = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.9)
         if close:
             notes.append(f"{where}: {name} is not a Megatron flag; is {close[0]} meant?")

@@ -76,7 +76,7 @@ def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
                 continue
             items[place] = secret(shell, name, text)
             place += 1
-    if len(items) > 100_000:
-        raise InputError("an array of more than 100,000 elements", where=shell.where())
+    if len(items) > 400_000:
+        raise InputError("an array of more than 400,000 elements", where=shell.where())
     new = replace(var, items=None if mark else items, value=None, mark=mark)
     scope[name] = new

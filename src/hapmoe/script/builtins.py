@@ -19,7 +19,7 @@ from .state import Var
 from .syntax import Assign
 from .tests import BadTest, bracket
 from .values import MARK, Text, Unknown
-from .variables import assign, declare, read_number, scalar, unset, write_number
+from .variables import assign, declare, read_number, scalar, unset, unset_reference, write_number
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -162,6 +162,8 @@ def _unset(shell: Shell, args: Args) -> None:
             continue
         if functions:
             shell.state.functions.pop(word, None)
+        elif "-n" in words:
+            unset_reference(shell, word)
         else:
             unset(shell, word)
             if word in shell.state.functions and not shell.state.find(word):

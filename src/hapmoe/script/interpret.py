@@ -41,6 +41,7 @@ from .syntax import (
     Node,
     Pipeline,
     Program,
+    Redirect,
     Redirected,
     Simple,
     Subshell,
@@ -124,8 +125,7 @@ class Shell:
         return ""
 
     def note_export(self, name: str) -> None:
-        if name not in self.state.exports:
-            self.state.exports = (*self.state.exports, name)
+        self.state.exports.setdefault(name)
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,11 @@ class Shell:
         out, self.state.out = self.state.out, ""
         line, conditions = self.current_line, self.conditions
         try:
-            self.nested(lambda: self.subshell(lambda: self.program(body)))
+            file = _only_a_file(body)
+            if file is not None:
+                self.print(self.read_file(text_of(self, file.target).text))
+            else:
+                self.nested(lambda: self.subshell(lambda: self.program(body)))
             text = self.state.out
             self.captures += 1
         finally:
@@ -268,6 +272,17 @@ class Shell:
             yes()
         else:
             no()
+
+
+def _only_a_file(body: Program) -> Redirect | None:
+    """The redirection of ``$(< file)``, which stands for the file's text."""
+    node = body[0].node if len(body) == 1 else None
+    if isinstance(node, Pipeline) and len(node.commands) == 1 and not node.negated:
+        node = node.commands[0]
+    if isinstance(node, Simple) and not node.words and not node.assigns and len(node.redirects) == 1:
+        redirect = node.redirects[0]
+        return redirect if redirect.op == "<" and redirect.fd in (None, 0) else None
+    return None
 
 
 def _pipeline(shell: Shell, node: Pipeline) -> None:

@@ -99,7 +99,8 @@ class State:
     status: int | None = 0
     files: dict[str, str | None] = field(default_factory=dict)
     out: str = ""
-    exports: tuple[str, ...] = ()
+    exports: dict[str, None] = field(default_factory=dict)
+    """Names in the order of their first export."""
     guards: tuple[str, ...] = ()
     assumed: frozenset[str] = frozenset()
     """Files that the branch being explored takes to exist."""
@@ -108,7 +109,11 @@ class State:
 
     def copy(self) -> State:
         return replace(
-            self, scopes=[dict(scope) for scope in self.scopes], functions=dict(self.functions), files=dict(self.files)
+            self,
+            scopes=[dict(scope) for scope in self.scopes],
+            functions=dict(self.functions),
+            files=dict(self.files),
+            exports=dict(self.exports),
         )
 
     def find(self, name: str) -> tuple[dict[str, Var], Var] | None:
@@ -142,7 +147,7 @@ def join(left: State, right: State, where: str, marks: Marks) -> State:
         status=left.status if left.status == right.status else None,
         files=files,
         out=left.out if left.out == right.out else _join_out(left.out, right.out, where, marks),
-        exports=left.exports + tuple(name for name in right.exports if name not in left.exports),
+        exports=left.exports | right.exports,
         guards=left.guards,
         assumed=left.assumed & right.assumed,
         stdin=left.stdin if left.stdin == right.stdin else None,

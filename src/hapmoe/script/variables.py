@@ -28,6 +28,7 @@ __all__ = [
     "scalar",
     "secret",
     "unset",
+    "unset_reference",
     "write_number",
 ]
 
@@ -405,6 +406,13 @@ def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str
     scope[name] = replace(var, case=str(flags.get("case", var.case)), **fresh)  # type: ignore[arg-type]
     if flags.get("exported"):
         shell.note_export(name)
+
+
+def unset_reference(shell: Shell, name: str) -> None:
+    """``unset -n``: the name itself, whatever it refers to."""
+    found = shell.state.find(name)
+    if found:
+        del found[0][name]
 
 
 def unset(shell: Shell, name: str) -> None:

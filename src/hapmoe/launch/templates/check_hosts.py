@@ -114,10 +114,14 @@ def wrong_devices(rows: list[list[str]], told: dict[int, Facts]) -> list[str]:
         label, names = f"node {node} ({rows[node][1]})", [name for name, _ in one["devices"]]
         if not names:
             continue
-        if one["wanted"] and (other := next((name for name in names if not matches(one["wanted"], name)), None)):
-            wrong[node] = other
-        elif len(names) < int(rows[node][3]) and not one["visible"]:
-            problems.append(f"{label} has {len(names)} devices, hosts.tsv says {rows[node][3]}")
+        # Other devices beside the plan's do no harm: a host may hold two kinds.
+        fitting = [name for name in names if matches(one["wanted"], name)] if one["wanted"] else names
+        if not fitting:
+            wrong[node] = names[0]
+        elif len(fitting) < int(rows[node][3]) and not one["visible"]:
+            problems.append(
+                f"{label} has {len(fitting)} devices of type {rows[node][2]}, hosts.tsv says {rows[node][3]}"
+            )
     swapped = {
         frozenset((a, b))
         for a in wrong

@@ -1,0 +1,306 @@
+"""Generated launch scripts, read by the interpreter and run by real bash: never a silent difference.
+
+``python -m bench.scripts [--count N] [--seed N] [--json]`` prints how many were equal, refused and different, and the
+time a script takes to read; the exit code is 1 when any reading was silently wrong. 20,000 is a night's worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hapmoe.errors import InputError
+from hapmoe.script import read_script
+
+__all__ = ["differences", "generate"]
+
+# Launchers as functions of the shell that runs the script: they write down their words and start nothing.
+_STAND_INS = r"""
+torchrun() { printf '%s\0' "$@" > "$RECORD/$((RECORDED++)).$BASHPID"; }
+export -f torchrun
+"""
+_HEAD = """#!/bin/bash
+A=abc; B='x  y'; E=; P=/data/run-7b/tok.model; N=7; Q="it's"; S=' lead trail '
+ARR=(one "two 2" '' three); declare -A MAP=([k]=v [w]="2 3")
+f() { X=f$1; n=$((n+1)); echo "out$#"; }
+g() { local X=in; local -a L2=("$@"); R+="${L2[*]}"; f "$@" > /dev/null; return $(( $# % 2 )); }
+X=start n=0 R=r L=(); set -- p1 "p 2" p3
+"""
+_TAIL = 'torchrun train.py --num-layers 1 "$X" "$n" "$R" "$#" "$@" "${L[@]}" "${MAP[k]}" "${V-unset}" "${i-unset}"\n'
+
+
+class _Writer:
+    """Statements drawn at random, nested a few levels deep."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.files = 0
+
+    def pick(self, *choices: str) -> str:
+        return self.random.choice(choices)
+
+    def number(self) -> str:
+        return self.pick("0", "1", "2", "3", "7", "12", "$n", "$N", "${#A}", "$#", "n", "${#ARR[@]}")
+
+    def arithmetic(self, depth: int = 2) -> str:
+        if depth == 0 or self.random.random() < 0.3:
+            return self.number()
+        left, right = self.arithmetic(depth - 1), self.arithmetic(depth - 1)
+        form = self.random.random()
+        if form < 0.15:
+            return f"({left} > {right} ? {left} : {right})"
+        return f"({left} {self.pick('+', '-', '*', '%', '/', '<<', '==', '<', '&&', '||', '|')} {right})"
+
+    def expansion(self) -> str:
+        name = self.pick("A", "B", "E", "P", "N", "Q", "S", "X", "U", "1", "2", "9", "ARR[1]", "MAP[w]", "V", "R")
+        pattern = self.pick("*", "a*", "?", "*/", "/*", ".*", "[a-c]", "x", "*-", "${A}", '"*"')
+        return self.pick(
+            f"${{{name}}}",
+            f"${{#{name}}}",
+            f"${{{name}:-{self.pick('d', '$A', 'two words', '')}}}",
+            f"${{{name}-$N}}",
+            f"${{{name}:+{self.pick('yes', '$A', 'a b')}}}",
+            f"${{{name}#{pattern}}}",
+            f"${{{name}##{pattern}}}",
+            f"${{{name}%{pattern}}}",
+            f"${{{name}%%{pattern}}}",
+            f"${{{name}//{self.pick('a', '/', '[0-9]', ' ')}/{self.pick('b', '-', '')}}}",
+            f"${{{name}/{self.pick('a', 'x', '#a', '%c')}/Z}}",
+            f"${{{name}: {self.pick('0', '1', '-2')}:{self.pick('1', '2', '3')}}}",
+            f"${{{name}{self.pick('^', '^^', ',', ',,')}}}",
+        )
+
+    def word(self) -> str:
+        return self.pick(
+            "a",
+            "'q r'",
+            '"b c"',
+            "$X",
+            '"$X"',
+            "$i",
+            '"$@"',
+            "$*",
+            '"$*"',
+            "${ARR[@]}",
+            '"${ARR[@]}"',
+            '"${ARR[*]}"',
+            '"${ARR[@]:1:2}"',
+            "${!MAP[@]}",
+            f"$(({self.arithmetic()}))",
+            self.expansion(),
+            f'"{self.expansion()}"',
+            f'"-{self.expansion()}-$n"',
+            f"--f={self.expansion()}",
+            "$(echo a  b)",
+            '"$(printf "%s-" a b)"',
+            "`echo $n`",
+            "{a,b}$n",
+            "{1..3}",
+            "\\$x",
+            "$'t\\tb'",
+            '"$(f 1 2)"',
+            "$?",
+        )
+
+    def words(self) -> str:
+        return " ".join(self.word() for _ in range(self.random.randint(1, 3)))
+
+    def condition(self) -> str:
+        left, right = self.pick('"$X"', '"$A"', '"$E"', '"$1"', '"$U"'), self.pick("abc", '"$A"', '""', "p1", "fz")
+        return self.pick(
+            f"[ {left} = {right} ]",
+            f"[ {left} != {right} ]",
+            f"[[ {left} == {self.pick('a*', '[f-z]*', '?', '*1')} ]]",
+            f"[[ {left} =~ ^([a-z]+)(.*)$ ]]",
+            f"[[ -z {left} || -n {right} && $n -lt 4 ]]",
+            f"[ $n -{self.pick('gt', 'lt', 'ge', 'eq')} {self.pick('0', '1', '3')} ]",
+            f"(({self.arithmetic()}))",
+            "[[ -v MAP[k] ]]",
+            '[ -n "$U" ]',
+            "true",
+            "false",
+            "! false",
+            "g a b",
+            "f 1 >/dev/null",
+            'grep -q b <<< "$X"',
+        )
+
+    def simple(self) -> str:
+        self.files += 1
+        name = f"file{self.files}"
+        value = self.pick("a", "$n", '"$1"', "' b'", '"$X"', "new", '"a b"')
+        line = self.pick("'1 2 3'", '"$B"', '"$X"', "'a,b c,,d'")
+        key = self.pick("k", "w", "$1", "new key")
+        evaluated = self.pick("X=ev$n", 'X="$A b"', "X=${X}", "n=$((n+1))")
+        piped = self.pick("tr a-z A-Z", "sed 's/a/b/'", "cut -c1-3", "head -1", "wc -w", "grep -o a", "cat -")
+        last = self.pick("false", "true", "exit 3")
+        return self.pick(
+            f"X={self.word()}",
+            f"X+={value}",
+            f"V={self.expansion()}",
+            f"L+=({self.words()})",
+            f"L=({self.words()})",
+            f"ARR[{self.pick('1', '5', '$n', '-1')}]={value}",
+            f"MAP[{key}]={value}",
+            f"n=$(({self.arithmetic()}))",
+            f"((n {self.pick('+=', '-=', '=')} {self.arithmetic(1)}))",
+            "shift",
+            f'set -- "$@" {self.words()}',
+            f"f {self.words()}",
+            f"g {self.words()}; R+=$?",
+            "X=$(f q)",
+            f"read X V <<< {line}",
+            f"IFS=, read -ra L <<< {line}",
+            f"printf -v V '%s|%03d' {value} {self.pick('5', '12')}",
+            f"eval '{evaluated}'",
+            f"eval \"V={self.pick('$n', '$A', 'x')}\"",
+            f"X=$(cat <<END\nline {self.expansion()}\nEND\n)",
+            f"cat > {name} <<'END'\nX=src$n\nL+=(\"$@\")\nEND\nsource ./{name} {self.pick('', 'arg', value)}",
+            f"while read -r a b; do L+=(\"$b$a\"); done < <(printf '%s\\n' '1 x y' {value})",
+            f"mapfile -t L < <(echo {self.words()})",
+            'unset "ARR[1]"',
+            "unset V",
+            f"declare -n ref={self.pick('X', 'V', 'R')}; ref+=z; unset -n ref",
+            f"X=$(echo \"$X\" | {piped})",
+            f"X=$(bash -c 'echo \"$1-$#\"' _ {self.words()})",
+            "R+=$?",
+            "V=${V:-d}",
+            ': "${U:=set}"; unset U',
+            "break",
+            "continue",
+            f"X=$(echo a; {last})",
+            f"{self.pick('true', 'false')} {self.pick('&&', '||')} R+=c",
+            f"echo {self.words()} > {name}; X=$(< {name})",
+            f"{{ echo {value}; echo two; }} > {name}; read X < {name}",
+        )
+
+    def block(self, depth: int) -> str:
+        return "\n".join(self.statement(depth - 1) for _ in range(self.random.randint(1, 3)))
+
+    def statement(self, depth: int = 3) -> str:
+        if depth <= 0 or self.random.random() < 0.55:
+            return self.simple()
+        body, other = self.block(depth), self.block(depth)
+        subject, pattern = self.pick("$X", '"$A"', "$n"), self.pick("a*", "[0-9]", "st*|f?")
+        made: list[Callable[[], str]] = [
+            lambda: f"if {self.condition()}; then\n{body}\nelse\n{other}\nfi",
+            lambda: f"if {self.condition()}; then\n{body}\nelif {self.condition()}; then\n{other}\nfi",
+            lambda: f"for i in {self.words()}; do\n{body}\ndone",
+            lambda: f"for ((j=0; j<{self.pick('0', '2', '3')}; j++)); do\n{body}\ndone",
+            lambda: f"k=0; while ((k++ < 3)); do\n{body}\ndone",
+            lambda: f"k=0; until [ $((k+=1)) -gt 2 ]; do\n{body}\ndone",
+            lambda: f"case {subject} in\n{pattern})\n{body}\n;;\n*)\n{other}\n;;\nesac",
+            lambda: f"{self.condition()} && {{\n{body}\n}}",
+            lambda: f"{self.condition()} || {{\n{body}\n}}",
+            lambda: f"(\n{body}\n)",
+            lambda: f"h() {{\nlocal V=in\n{body}\n}}\nh w \"v v\"",
+            lambda: f"{{\n{body}\n}} > /dev/null",
+            lambda: f"while read -r line; do\n{body}\nR+=$line\ndone <<< $'l1\\nl2'",
+        ]
+        return self.random.choice(made)()
+
+
+def generate(seed: int) -> str:
+    """One script; the same seed gives the same script."""
+    writer = _Writer(seed)
+    first = writer.pick("", "", "set -e\n", "set -o pipefail\n")
+    statements = "\n".join(writer.statement() for _ in range(writer.random.randint(2, 7)))
+    return f"{_HEAD}{first}{statements}\n{_TAIL}"
+
+
+def _truth(script: Path, folder: Path) -> list[str] | None:
+    """What bash hands to the launcher; None when it starts nothing."""
+    record = folder / "record"
+    record.mkdir()
+    env = {
+        "PATH": os.defpath,
+        "BASH_ENV": str(folder / "stand-ins"),
+        "RECORD": str(record),
+        "HOME": "/home/nobody",
+        "LC_ALL": "C.UTF-8",
+    }
+    command = ["timeout", "-k", "1", "3", "bash", script.name]
+    run = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if run.returncode in (124, 137):
+        raise TimeoutError
+    found = sorted(record.iterdir())
+    return found[-1].read_bytes().decode(errors="replace").split("\0")[1:-1] if found else None
+
+
+def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
+    """For each seed ``(seed, kind, seconds, what)``; kind is equal, refused, different, or endless."""
+    before = Path.cwd()
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+            stack.callback(os.chdir, before)
+            folder = Path(name)
+            script = folder / "t.sh"
+            script.write_text(generate(seed))
+            (folder / "stand-ins").write_text(_STAND_INS)
+            (folder / "work").mkdir()
+            os.chdir(folder)
+            began = time.perf_counter()
+            mine: list[str | None] | None
+            try:
+                mine, why = [token.text for token in read_script("t.sh").argv], ""
+            except InputError as error:
+                mine, why = None, str(error)
+            seconds = time.perf_counter() - began
+            try:
+                truth = _truth(script, folder)
+            except TimeoutError:
+                yield seed, "endless", seconds, ""
+                continue
+            if mine is None:
+                yield seed, "refused", seconds, why
+            elif truth is not None and _equal(mine, truth):
+                yield seed, "equal", seconds, ""
+            else:
+                yield seed, "different", seconds, f"read {mine}\n bash {truth}"
+
+
+def _equal(mine: list[str | None], truth: list[str]) -> bool:
+    return len(mine) == len(truth) and all(own is None or own == real for own, real in zip(mine, truth, strict=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    kinds: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    times: list[float] = []
+    wrong: list[int] = []
+    for seed, kind, seconds, what in differences(range(options.seed, options.seed + options.count)):
+        kinds[kind] += 1
+        times.append(seconds)
+        if kind == "refused":
+            reasons[what.partition(": ")[2][:70]] += 1
+        elif kind == "different":
+            wrong.append(seed)
+            print(f"seed {seed}: {what}", file=sys.stderr)
+    median = statistics.median(times)
+    if options.json:
+        print(json.dumps({**kinds, "median_s": median, "max_s": max(times), "wrong_seeds": wrong}))
+    else:
+        print(f"{dict(kinds)}; median {median * 1e3:.1f} ms, most {max(times) * 1e3:.1f} ms a script")
+        for reason, count in reasons.most_common(12):
+            print(f"  refused {count:5d}  {reason}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
