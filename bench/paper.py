@@ -56,7 +56,7 @@ REMARKS = (
     "hs-dp stays behind exact because its T_iter leaves out pipeline sends, it has no virtual stages, and delta keeps "
     "layers near the ratio of peak FLOP/s, which is not the ratio of layer times.",
     "Ablation on 16-1-h to 16-3-h and 16-2: where stages are equally fast, equal layers cost nothing once virtual "
-    "stages and recomputation are searched too; the paper's 1.10 to 2.10 must come from elsewhere.",
+    "stages and recomputation are searched too: the paper's 1.10 to 2.10 are not reproduced by this model.",
     "Ablation: the paper's ratios need plans that use all nodes; equal layers that may leave nodes out lose less.",
 )
 

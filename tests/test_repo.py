@@ -26,7 +26,8 @@ ORDER = [
     *("cost", "search", "present", "compare"),
     *("launch",),
     *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "report", "trace"),
-    *("planning", "api", "lab", "cli", "__main__"),
+    *("runnable", "checking", "replanning", "planning", "api", "lab"),
+    *("cli_options", "cli_launch", "cli", "__main__"),
 ]
 """A module or package may use what stands before it, and nothing behind. A new one needs its place here."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe import __version__
+from hapmoe import __version__, cli_launch
+from hapmoe.cli_options import SCRIPT, as_json, environment, for_version, read_job, show, takes_cluster, together
 
 if TYPE_CHECKING:
     from hapmoe.cluster import Cluster
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from hapmoe.search import Progress
 
 __all__ = ["cli"]
-
-# Options of the script stand behind SCRIPT and are handed on; ours may stand anywhere before "--".
-SCRIPT = {"ignore_unknown_options": True}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -34,16 +31,7 @@ def cli() -> None:
     """
 
 
-def _with(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-reads_script = _with(
+reads_script = together(
     click.argument("script"),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
     click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),
@@ -55,9 +43,6 @@ reads_script = _with(
         "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share of tokens over the mean."
     ),
 )
-takes_cluster = click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="cluster.yaml")
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-for_version = click.option("--megatron-version", metavar="V", help="Megatron-Core that will run the plan, e.g. 0.16.1.")
 
 
 @cli.command(context_settings=SCRIPT)
@@ -110,7 +95,7 @@ def plan(
     began = time.perf_counter()
     launch.target(target)
     cluster = load_cluster(cluster_file)
-    job = _read_job(script, args, megatron_version, **reading)
+    job = read_job(script, args, megatron_version, **reading)
     with _progress() as progress:
         planned = plan_job(
             job,
@@ -135,7 +120,7 @@ def plan(
     from hapmoe.summary import render_plan
 
     runs = planned.result.plan.launchable
-    _print(
+    show(
         render_plan(
             planned.result,
             job,
@@ -153,7 +138,7 @@ def plan(
 
 
 @cli.command(context_settings=SCRIPT)
-@_with(
+@together(
     click.argument("script", required=False),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
     *(click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),),
@@ -194,7 +179,7 @@ def predict(
     if script is None:
         raise InputError("no script", where="predict", hint="hapmoe predict SCRIPT --cluster FILE [--plan plan.json]")
     cluster = load_cluster(cluster_file)
-    job = _read_job(script, args, megatron_version, **reading)
+    job = read_job(script, args, megatron_version, **reading)
     chosen, violations, note = _configuration(job, cluster, plan_file)
     estimate = None
     if chosen is not None:
@@ -219,7 +204,7 @@ def predict(
         return 1
     from hapmoe.summary import render_estimate
 
-    _print(render_estimate(chosen, estimate, job, cluster, violations))
+    show(render_estimate(chosen, estimate, job, cluster, violations))
     if note:
         click.echo(f"\n{note}")
     return 0 if good else 1
@@ -254,7 +239,7 @@ def compare(
     from hapmoe.compare import compare_planners, note_on_terminal, to_document
 
     cluster = load_cluster(cluster_file)
-    job = _read_job(script, args, megatron_version, **reading)
+    job = read_job(script, args, megatron_version, **reading)
     wanted = [name.strip() for name in planners.split(",") if name.strip()]
     with note_on_terminal() as note:
         compared = compare_planners(
@@ -267,7 +252,7 @@ def compare(
     else:
         from hapmoe.summary_compare import render_comparison
 
-        _print(render_comparison(compared, job, cluster))
+        show(render_comparison(compared, job, cluster))
     return 0 if compared.best_s is not None else 1
 
 
@@ -284,7 +269,7 @@ def extract(script: str, args: tuple[str, ...], out: str | None, execute: bool, 
     """
     from hapmoe.extract import extract_document, job_yaml, second_opinion
 
-    reading["env"] = _environment(reading["env"])
+    reading["env"] = environment(reading["env"])
     opinion = second_opinion(script, args, reading["env"]) if execute else None
     if as_json:
         import json
@@ -296,7 +281,7 @@ def extract(script: str, args: tuple[str, ...], out: str | None, execute: bool, 
         return 2 if document["refused"] else 1 if opinion and not opinion["agrees"] else 0
     if opinion is not None:
         click.echo(f"executed: {opinion['difference'] or 'the same training, word for word'}")
-    job = _read_job(script, args, None, **(reading | {"env": [f"{k}={v}" for k, v in reading["env"].items()]}))
+    job = read_job(script, args, None, **(reading | {"env": [f"{k}={v}" for k, v in reading["env"].items()]}))
     if out:
         from hapmoe.errors import InputError
 
@@ -305,7 +290,7 @@ def extract(script: str, args: tuple[str, ...], out: str | None, execute: bool, 
         _write_text(Path(out), job_yaml(job))
     from hapmoe.summary import render_job
 
-    _print(render_job(job))
+    show(render_job(job))
     return 0 if opinion is None or opinion["agrees"] else 1
 
 
@@ -324,26 +309,8 @@ def devices(names: tuple[str, ...], as_json: bool) -> int:
     from hapmoe.summary import render_devices
 
     chosen = [catalog.find_device(name, "devices")[0] for name in names] or list(catalog.load_catalog().values())
-    _print(render_devices(chosen, detail=bool(names)))
+    show(render_devices(chosen, detail=bool(names)))
     return 0
-
-
-def _read_job(script: str, args: tuple[str, ...], megatron_version: str | None, **reading: Any) -> JobSpec:
-    import re
-
-    import msgspec
-
-    from hapmoe.errors import InputError
-    from hapmoe.extract import extract as read
-
-    reading["env"] = _environment(reading["env"])
-    if megatron_version and not re.match(r"(core_)?[vr]?\d+\.\d+", megatron_version):
-        raise InputError(f"not a version: {megatron_version!r}", where="--megatron-version", hint="such as 0.16.1")
-    job = read(script, args, **reading)
-    if megatron_version:
-        training = msgspec.structs.replace(job.training, megatron_version=megatron_version)
-        job = msgspec.structs.replace(job, training=training)
-    return job
 
 
 def _configuration(
@@ -361,18 +328,6 @@ def _configuration(
     return present.plan, present.violations, present.note
 
 
-def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
-    from hapmoe.errors import InputError
-
-    env = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise InputError("not NAME=VALUE", where=f"--env {name}", hint="for example --env NNODES=4")
-        env[name] = value
-    return env
-
-
 def _no_plan(planned: Planned, as_json: bool) -> int:
     if as_json:
         import json
@@ -384,17 +339,8 @@ def _no_plan(planned: Planned, as_json: bool) -> int:
         return 1
     from hapmoe.summary import render_infeasible
 
-    _print(render_infeasible(planned.result))
+    show(render_infeasible(planned.result))
     return 1
-
-
-def _print(renderable: Any) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    with console.capture() as captured:  # rich itself would exit with 1 when the reader goes away
-        console.print(renderable)
-    sys.stdout.write(captured.get())
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -443,4 +389,5 @@ class _progress:
             click.echo("\r" + " " * 78 + "\r", err=True, nl=False)
 
 
-import hapmoe.cli_launch  # noqa: E402, F401  # adds its commands to ``cli``
+for command in (cli_launch.check, cli_launch.render, cli_launch.replan):
+    cli.add_command(command)

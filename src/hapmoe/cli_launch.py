@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe.cli import SCRIPT, _print, _read_job, _with, as_json, cli, for_version, takes_cluster
+from hapmoe.cli_options import SCRIPT, as_json, for_version, read_job, show, takes_cluster, together
 
 if TYPE_CHECKING:
     from hapmoe.cluster import Cluster
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "render", "replan"]
 
-reads_plan = _with(
+reads_plan = together(
     click.argument("plan_file", metavar="PLAN"),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
     click.option("--script", metavar="FILE", help="The training script that the plan is for; ARGS are its own."),
@@ -29,7 +29,7 @@ reads_plan = _with(
         "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share of tokens over the mean."
     ),
 )
-launches = _with(
+launches = together(
     click.option("--backend", metavar="B", help="What runs the plan (default: the plan's own)."),
     click.option("--target", default="torchrun", metavar="T", help="What starts it.", show_default=True),
     click.option("--options", metavar="FILE", help="Images, partitions, claims, variables: launch options."),
@@ -37,7 +37,7 @@ launches = _with(
 )
 
 
-@cli.command(context_settings=SCRIPT)
+@click.command(context_settings=SCRIPT)
 @reads_plan
 @takes_cluster
 @launches
@@ -82,7 +82,7 @@ def render(
     return 0
 
 
-@cli.command(context_settings=SCRIPT)
+@click.command(context_settings=SCRIPT)
 @reads_plan
 @click.option("--cluster", "cluster_file", metavar="FILE", help="cluster.yaml")
 @click.option("--hosts", is_flag=True, help="Look at the machines of PLAN's folder too, without training.")
@@ -128,7 +128,7 @@ def check(
     return 0 if good else 1
 
 
-@cli.command(context_settings=SCRIPT)
+@click.command(context_settings=SCRIPT)
 @reads_plan
 @takes_cluster
 @launches
@@ -219,7 +219,7 @@ def _plan_and_job(
     if backend is not None:
         capabilities(backend)
         plan = msgspec.structs.replace(plan, backend=backend)
-    return plan, _read_job(script, args, version, **reading)
+    return plan, read_job(script, args, version, **reading)
 
 
 def _write(
@@ -247,7 +247,7 @@ def _write(
     files = launch.target(target)(job, cluster, plan, dump_plan(plan), options)
     folder = write_files(out, files, force=force)
     if not quiet:
-        _print(f"{folder}/ written; in it: {launch.STARTS[target]}")
+        show(f"{folder}/ written; in it: {launch.STARTS[target]}")
 
 
 def _step_now(job: JobSpec, cluster: Cluster, plan: Plan) -> float | None:

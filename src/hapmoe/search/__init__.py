@@ -66,7 +66,8 @@ def search(
         def posed(seen: JobSpec, on: Cluster, more: tuple[str, ...]) -> Problem:
             return pose_for(seen, on, backend, (*pins, *more))
 
-        return search_baseline(Case(job, cluster, posed, planner, backend), started=began)
+        deadline = float("inf") if time_limit_s is None else began + time_limit_s
+        return search_baseline(Case(job, cluster, posed, planner, backend, deadline), started=began)
     if problem is None:
         problem = pose_for(job, cluster, backend, pins)
     if planner == "hs-dp":

@@ -44,6 +44,12 @@ class Case:
     pose: Pose
     name: str
     backend: str
+    deadline: float = float("inf")
+    """On ``time.perf_counter``."""
+
+    @property
+    def time_left_s(self) -> float | None:
+        return None if self.deadline == float("inf") else max(self.deadline - time.perf_counter(), 0.01)
 
     @property
     def all_devices(self) -> tuple[str, ...]:
@@ -53,7 +59,9 @@ class Case:
         """Recomputation as a switch for the whole job: the first of ``entries`` with which a plan fits."""
         result = None
         for entry in entries:
-            result = one_recompute(problem, planner=self.name, backend=self.backend, entries=(entry,))
+            result = one_recompute(
+                problem, planner=self.name, backend=self.backend, entries=(entry,), time_limit_s=self.time_left_s
+            )
             if result.plan is not None:
                 break
         assert result is not None
@@ -142,7 +150,7 @@ def _metis_style(case: Case) -> SearchResult:
         stage = best.plan.stages[0]
         pins = (*pins, f"ep={stage.ep}", f"etp={stage.etp}")
     problem = case.pose(case.job, case.cluster, pins)
-    return one_recompute(problem, planner=case.name, backend=case.backend)
+    return one_recompute(problem, planner=case.name, backend=case.backend, time_limit_s=case.time_left_s)
 
 
 def _deepspeed_moe(case: Case) -> SearchResult:
@@ -193,7 +201,9 @@ def _stage_counts(case: Case) -> Iterable[int]:
 
 def _uniform(case: Case, pins: tuple[str, ...]) -> SearchResult:
     problem = case.pose(case.job, case.cluster, pins)
-    return search_exact(problem, planner=case.name, backend=case.backend, top=1, uniform=True)
+    return search_exact(
+        problem, planner=case.name, backend=case.backend, top=1, uniform=True, time_limit_s=case.time_left_s
+    )
 
 
 BASELINES: dict[str, Callable[[Case], SearchResult]] = {

@@ -79,9 +79,19 @@ def search_restricted(
         return equal_layers(problem, planner=planner, backend=backend, time_limit_s=time_limit_s, started=began)
     if restrictions.one_recompute:
         # block recomputation of fewer than all layers, the same on all stages: with equal layers only
-        found = (exact(uniform=True), one_recompute(problem, planner=planner, backend=backend, started=began))
-        return fastest(*found)
+        found = one_recompute(problem, planner=planner, backend=backend, time_limit_s=time_limit_s, started=began)
+        return _unproven(fastest(exact(uniform=True), found))
     return exact()
+
+
+def _unproven(result: SearchResult) -> SearchResult:
+    """Not every plan that keeps the restriction was looked at: no certificate."""
+    if result.estimate is None or result.report is None:
+        return result
+    estimate = msgspec.structs.replace(result.estimate, lower_bound_s=0.0)
+    report = msgspec.structs.replace(result.report, status="feasible", gap=0.0)
+    ranked = tuple((plan, msgspec.structs.replace(other, lower_bound_s=0.0)) for plan, other in result.ranked)
+    return msgspec.structs.replace(result, status="feasible", gap=0.0, estimate=estimate, report=report, ranked=ranked)
 
 
 def fastest(*results: SearchResult) -> SearchResult:
@@ -95,6 +105,7 @@ def one_recompute(
     planner: str = "exact",
     backend: str = "megatron",
     entries: tuple[str, ...] = ("none", "selective", "full"),
+    time_limit_s: float | None = None,
     started: float | None = None,
 ) -> SearchResult:
     """The fastest plan whose stages all recompute the same: nothing, one selective set, or all layers in full.
@@ -111,10 +122,10 @@ def one_recompute(
         tables = tuple(_all_layers(table) for table in problem.tables) if full else problem.tables
         only = tuple(other == (0 if full else number) for other in range(len(menu)))
         chosen = replace(problem, tables=tables, allowed=only)
-        result = search_exact(chosen, planner=planner, backend=backend, top=1)
+        result = search_exact(chosen, planner=planner, backend=backend, top=1, time_limit_s=time_limit_s, started=began)
         results.append(_in_full(problem, result) if full and result.plan else result)
     if not results:
-        return search_exact(problem, planner=planner, backend=backend, top=1)
+        return search_exact(problem, planner=planner, backend=backend, top=1, time_limit_s=time_limit_s)
     best = fastest(*results)
     if best.report is not None:
         report = msgspec.structs.replace(best.report, wall_s=time.perf_counter() - began)
@@ -166,7 +177,7 @@ def equal_layers(
     stage without recomputation times the microbatches, until no bound is below the best.
     """
     began = time.perf_counter() if started is None else started
-    points, bound_G = _points(problem)
+    points, bound_G, complete = _points(problem)
     order = np.argsort(bound_G, kind="stable")
     best: tuple[float, Setting, Solution] | None = None
     below, cut, first = np.inf, False, 0
@@ -188,7 +199,7 @@ def equal_layers(
     plan: Plan = make_plan(problem, setting, solution.layers, solution.choices, planner, backend)
     estimate = evaluate(problem.job, problem.cluster, plan)
     report = SearchReport(
-        status="feasible" if cut else "optimal",
+        status="feasible" if cut or not complete else "optimal",
         gap=max(0.0, 1.0 - float(bound_G[order[first]]) / estimate.step_s) if cut and first < len(order) else 0.0,
         wall_s=wall,
         considered=len(order),
@@ -199,13 +210,14 @@ def equal_layers(
     )
 
 
-def _points(problem: Problem) -> tuple[Points, FloatArray]:
-    """Every grid point whose stages can hold equal layers, and its bound."""
+def _points(problem: Problem) -> tuple[Points, FloatArray, bool]:
+    """Every grid point whose stages can hold equal layers, and its bound; False: there were too many to list."""
     space, layers, options = problem.space, problem.job.model.num_layers, problem.space.options
     lightest_PK = [(table.forward_CK + table.backward_CK).min(axis=0) for table in problem.tables]
     rows: list[tuple[int, int, int, tuple[int, ...]]] = []
     bounds: list[float] = []
     vectors: dict[int, list[tuple[int, ...]]] = {}
+    complete = True
     microbatches_K, sizes = problem.microbatches_K.tolist(), options.devices_K.tolist()
     with np.errstate(divide="ignore", invalid="ignore"):
         possible = np.flatnonzero(option_bounds(problem)[1]).tolist() if len(options) else []
@@ -214,6 +226,7 @@ def _points(problem: Problem) -> tuple[Points, FloatArray]:
         if sizes[k] not in vectors:
             none = np.zeros(len(problem.tables), np.int64)
             found = count_vectors(space.most_KP[k], space.step_KP[k], none, layers, MOST_COUNTS)
+            complete = complete and found is not None
             vectors[sizes[k]] = [] if found is None else [tuple(v) for v in found.tolist() if layers % sum(v) == 0]
         for counts in vectors[sizes[k]]:
             pp = sum(counts)
@@ -227,7 +240,7 @@ def _points(problem: Problem) -> tuple[Points, FloatArray]:
                     bounds.append(bound)
     option, order, vpp_G = (np.asarray([row[i] for row in rows], np.int64) for i in range(3))
     stages = np.asarray([row[3] for row in rows], np.int64).reshape(len(rows), len(problem.cluster.pools))
-    return Points(option, stages, order, vpp_G), np.asarray(bounds)
+    return Points(option, stages, order, vpp_G), np.asarray(bounds), complete
 
 
 def _nodes_allowed(problem: Problem, counts: tuple[int, ...], size: int) -> bool:

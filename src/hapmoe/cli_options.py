@@ -1,0 +1,75 @@
+"""What several commands share: options, reading a script, printing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from hapmoe.job import JobSpec
+
+__all__ = ["SCRIPT", "as_json", "environment", "for_version", "read_job", "show", "takes_cluster", "together"]
+
+# Options of the script stand behind SCRIPT and are handed on; ours may stand anywhere before "--".
+SCRIPT = {"ignore_unknown_options": True}
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several click options as one decorator."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+takes_cluster = click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="cluster.yaml")
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+for_version = click.option("--megatron-version", metavar="V", help="Megatron-Core that will run the plan, e.g. 0.16.1.")
+
+
+def read_job(script: str, args: tuple[str, ...], megatron_version: str | None, **reading: Any) -> JobSpec:
+    """The job of a script, for a version of Megatron-Core where one is given."""
+    import re
+
+    import msgspec
+
+    from hapmoe.errors import InputError
+    from hapmoe.extract import extract as read
+
+    reading["env"] = environment(reading["env"])
+    if megatron_version and not re.match(r"(core_)?[vr]?\d+\.\d+", megatron_version):
+        raise InputError(f"not a version: {megatron_version!r}", where="--megatron-version", hint="such as 0.16.1")
+    job = read(script, args, **reading)
+    if megatron_version:
+        training = msgspec.structs.replace(job.training, megatron_version=megatron_version)
+        job = msgspec.structs.replace(job, training=training)
+    return job
+
+
+def environment(pairs: tuple[str, ...]) -> dict[str, str]:
+    """``--env NAME=VALUE`` pairs by name."""
+    from hapmoe.errors import InputError
+
+    env = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError("not NAME=VALUE", where=f"--env {name}", hint="for example --env NNODES=4")
+        env[name] = value
+    return env
+
+
+def show(renderable: Any) -> None:
+    """Print what rich renders, at the width of the terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with console.capture() as captured:  # rich itself would exit with 1 when the reader goes away
+        console.print(renderable)
+    sys.stdout.write(captured.get())
