@@ -24,6 +24,8 @@ value = torch.tensor([10.0 ** dist.get_rank()])
 dist.all_reduce(value)
 if os.environ["LOCAL_RANK"] == "0":
     print("trained", os.environ["RANK"], int(value.item()), os.environ["KIND"], flush=True)
+dist.barrier()
+dist.destroy_process_group()  # gloo's threads may abort a process that just ends
 """
 
 

@@ -319,7 +319,7 @@ def test_what_cannot_be_planned_is_refused(extra: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["pretrain_bert.py", "/x/pretrain_t5.py", "pretrain_mamba.py", "tasks/pretrain_vlm.py"]
+    "entry", ["pretrain_bert.py", "/x/pretrain_t5.py", "pretrain_mamba.py", "multimodal/pretrain_vlm.py"]
 )
 def test_other_kinds_of_model_are_refused(entry: str) -> None:
     with pytest.raises(Unsupported, match="decoder-only"):

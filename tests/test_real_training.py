@@ -42,5 +42,5 @@ def test_losses_layers_and_parameters(case: Case) -> None:
 
 
 def test_it_learns() -> None:
-    losses = one_rank().losses
-    assert losses[3] < losses[1]
+    losses = list(run(Case("longer", flags={"--train-iters": "16"})).losses.values())
+    assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4 - 0.1

@@ -18,7 +18,7 @@ ORDER = [
     *("errors", "units"),
     *("model", "plan", "cluster", "job", "options"),
     *("fields", "yamlfile", "catalog", "clusterfile", "planfile"),
-    *("script", "extract"),
+    *("script", "inputs", "extract"),
     *("efficiency", "comm"),
     *("counting", "shapes", "workload", "memory", "timing", "pricing"),
     *("schedule", "stagecost", "boundary", "volumes"),

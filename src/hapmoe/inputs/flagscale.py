@@ -26,6 +26,7 @@ _DEEPEST = 8
 
 
 def is_flagscale(tree: Node) -> bool:
+    """Is it a FlagScale configuration: an experiment, or a system with a model?"""
     if tree.get("experiment") is not None:
         return True
     return tree.get("system") is not None and tree.get("model") is not None

@@ -28,6 +28,7 @@ _HIDES_TEXT = ("vision_config", "audio_config", "thinker_config")
 
 
 def is_hugging_face(config: Any) -> bool:
+    """Is it a Hugging Face ``config.json``: an object that names its model type?"""
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 

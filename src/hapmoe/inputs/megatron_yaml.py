@@ -37,6 +37,7 @@ _NOT_FLAGS = frozenset(("num_query_groups", "group_query_attention", "swiglu", "
 
 
 def is_megatron_yaml(tree: Node) -> bool:
+    """Is it a file for Megatron's ``--yaml-cfg``: a language model with its parallel sizes?"""
     return tree.get("language_model") is not None and tree.get("model_parallel") is not None
 
 

@@ -21,6 +21,7 @@ __all__ = ["is_model_args", "read_model_args"]
 
 
 def is_model_args(tree: Node) -> bool:
+    """Is it a ``model_config.yaml`` of Megatron's functional tests?"""
     return tree.get("MODEL_ARGS") is not None
 
 

@@ -12,7 +12,7 @@ from .arithmetic import ArithmeticError_
 from .patterns import escape, regex_of, strip_prefix, strip_suffix, substitute
 from .syntax import Param, Part
 from .values import MARK, Text, Unknown
-from .variables import assign, elements, missing, number, resolve, scalar
+from .variables import assign, assoc_keys, elements, missing, number, resolve, scalar
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -87,7 +87,7 @@ def _keys(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece
     if var.mark:
         return [_one(shell.world.marks.derive(var.mark, "", part.source, where, single=False), where, quoted)]
     items = var.items if var.items is not None else ({} if var.value is None else {0: var.value})
-    keys = list(items) if var.assoc else sorted(items)
+    keys = assoc_keys(items) if var.assoc else sorted(items)
     return _separated([Text(str(key), where) for key in keys], str(part.index), where, quoted, shell)
 
 

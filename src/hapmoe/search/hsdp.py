@@ -14,8 +14,10 @@ T_iter of Equations 4 and 5: its own belief, kept beside what the oracle says of
 
     T_iter = Σ (f_i + b_i) + Σ_{i ≤ s} f_i + (M − s − 1) max (f_i + b_i) + T_dp-sync + T_opt
 
-s the slowest stage, counted from 1. Neither δ and rule 3 nor this T_iter and the sums of the
-recursion are exact: it can miss the optimum, and it proves nothing.
+s the slowest stage, counted from 0 as everywhere here. (The equations leave the base open. From 1, one
+round fewer is counted, T_iter is further from the timeline and its plans are slower.) Neither δ and
+rule 3 nor this T_iter and the sums of the recursion are exact: it can miss the optimum, and it proves
+nothing.
 
 One π for all stages (what upstream Megatron runs), kinds contiguous along the pipeline, whole nodes;
 along one order of kinds and with so many stages of each, m is known from i, so that the recursion
@@ -84,11 +86,11 @@ def paper_iteration_s(
     """[K] T_iter of Equations 4 and 5 from [K, PP] times per stage.
 
     >>> paper_iteration_s(np.array([[1.0, 1.0]]), np.array([[3.0, 3.0]]), np.array([4]), *np.zeros((2, 1, 2)))
-    array([13.])
+    array([16.])
     """
     slowest = work.argmax(axis=1)
     before = np.cumsum(forward, axis=1)[np.arange(len(work)), slowest]
-    rounds = np.maximum(microbatches - (slowest + 1) - 1, 0)
+    rounds = np.maximum(microbatches - slowest - 1, 0)
     edge = work.sum(axis=1)
     total: FloatArray = edge + before + rounds * work.max(axis=1) + sync.max(axis=1) + optimizer.max(axis=1)
     return total
