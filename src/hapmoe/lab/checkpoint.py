@@ -53,7 +53,7 @@ def load(args: argparse.Namespace, chunks: list[Any], optimizer: Any) -> int:
     if not tracker.exists():
         return 0
     folder = str(Path(args.load) / f"iter_{int(tracker.read_text()):07d}")
-    list(_states(optimizer))
+    list(_states(optimizer))  # makes them
     saved = dist_checkpointing.load(_state(args, chunks, optimizer, loading=True), folder)
     for index, chunk in enumerate(chunks):
         chunk.module.load_state_dict(saved["model" if len(chunks) == 1 else f"model{index}"])

@@ -92,7 +92,8 @@ def search_exact(
         order = np.flatnonzero(possible_K)
         order = order[np.argsort(bound_K[order], kind="stable")]
         try:
-            _seed(problem, state, order, bound_K)
+            if not uniform:
+                _seed(problem, state, order, bound_K)
             _search_options(problem, state, order, bound_K, progress)
             if top > 1 and not uniform and state.found:
                 _runners_up(problem, state, order[: _seeds(problem)], top)
@@ -181,6 +182,8 @@ def _search_counts(
 def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
     """Bound and, where that leaves them open, solve grid points; the best goes into ``state``."""
     keep = np.flatnonzero(floor_G < state.best)
+    if state.uniform:
+        keep = keep[problem.job.model.num_layers % (points.pp_G * points.vpp_G)[keep] == 0]
     if not len(keep):
         return
     points, floor_G = points.take(keep), floor_G[keep]
@@ -192,7 +195,7 @@ def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatA
     first = 0
     while first < len(order):
         # Without a good incumbent everything looks open: start with a few points, then take many at once.
-        size = 4 if not np.isfinite(state.best) else BATCH
+        size = 4 if not np.isfinite(state.best) and not state.uniform else BATCH
         batch = order[first : first + size]
         first += size
         batch = batch[bound[batch] < state.best]
@@ -310,10 +313,11 @@ def _result(problem: Problem, state: State, began: float, planner: str, backend:
 
 
 def _infeasible(problem: Problem, state: State, began: float, cut: bool = False) -> SearchResult:
+    wall_s = time.perf_counter() - began  # the search itself; looking for what would help comes after it
     reasons = ("the time limit passed before a plan was found",) if cut else nearest_misses(problem)
     report = SearchReport(
         status="infeasible",
-        wall_s=time.perf_counter() - began,
+        wall_s=wall_s,
         considered=count_points(problem.space, problem.job.model.num_layers),
         pruned={name: count for name, count in sorted(state.pruned.items()) if count},
         reasons=reasons,
