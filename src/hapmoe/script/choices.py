@@ -82,6 +82,8 @@ def case(shell: Shell, node: Case) -> None:
     def body(place: int) -> Callable[[], None]:
         def run() -> None:
             for each in range(place, last_of(place) + 1):
+                if not node.items[each][1]:
+                    shell.state.status = 0
                 shell.program(node.items[each][1])
 
         return run
@@ -91,8 +93,11 @@ def case(shell: Shell, node: Case) -> None:
             place += 1
         return place
 
-    shell.state.status = 0
+    def none() -> None:
+        shell.state.status = 0
+
     skip_to = 0
+    matched = False
     for place, (patterns, _, _) in enumerate(node.items):
         if place < skip_to:
             continue
@@ -108,8 +113,11 @@ def case(shell: Shell, node: Case) -> None:
                 branch(shell, where, [*ways, body(place)])
             else:
                 body(place)()
+            matched = True
             if node.items[last_of(place)][2] != ";;&":
                 return
             skip_to = last_of(place) + 1
     if ways:
-        branch(shell, where, [*ways, lambda: None])
+        branch(shell, where, [*ways, none])
+    elif not matched:
+        none()

@@ -321,7 +321,11 @@ def _arith_command(shell: Shell, node: ArithCommand) -> None:
     shell.current_line = node.line
     text = "".join(each.text for each in fragments(shell, node.word.parts, shell.where(), quoted=True))
     shell.world.missing = ""
-    value = evaluate(text, lambda n, i: read_number(shell, n, i), lambda n, i, v: write_number(shell, n, i, v))
+    try:
+        value = evaluate(text, lambda n, i: read_number(shell, n, i), lambda n, i, v: write_number(shell, n, i, v))
+    except ArithmeticError_ as error:  # unlike in $(( )), the script goes on
+        shell.world.notes.append(f"{shell.where()}: {error}")
+        value = 0
     shell.state.status = None if value is None else int(value == 0)
     shell.errexit()
 

@@ -29,7 +29,8 @@ def for_in(shell: Shell, node: For) -> None:
             values = [Text(shell.state.positional_mark, shell.where())]
     else:
         values = [value for word in node.words for value in fields(shell, word)]
-    shell.state.status = 0
+    if not values:
+        shell.state.status = 0
     loop = _Loop(shell, shell.where(node.line))
     for value in values:
         spread = [each for each in shell.world.marks.of(value.text) if each.spread or not each.single]
@@ -155,6 +156,7 @@ def _rounds(shell: Shell, where: str, test: Callable[[], int | None], body: Call
     """A ``while``: known conditions are followed round by round, unknown ones until nothing changes."""
     loop = _Loop(shell, where)
     rounds = 0
+    after: int | None = 0
     while True:
         shell.world.step(where)
         before = shell.state.copy()
@@ -170,13 +172,14 @@ def _rounds(shell: Shell, where: str, test: Callable[[], int | None], body: Call
         if not loop.once(body):
             break
         rounds += 1
+        after = shell.state.status
         if _same(before, shell.state):
             loop.stopped = True  # nothing changes any more: behind it come only the ways that broke out
             if not loop.broken:
                 shell.world.notes.append(f"{where}: a loop without end")
             break
     if not loop.stopped or loop.broken:
-        shell.state.status = shell.state.status if loop.stopped else 0
+        shell.state.status = shell.state.status if loop.stopped else after
     loop.end()
 
 
