@@ -9,10 +9,11 @@ from hapmoe.errors import InputError
 
 from . import words
 from .arithmetic import ArithmeticError_
+from .assoc import assoc_keys
 from .patterns import escape, regex_of, strip_prefix, strip_suffix, substitute
 from .syntax import Param, Part
 from .values import MARK, Text, Unknown
-from .variables import assign, assoc_keys, elements, missing, number, resolve, scalar
+from .variables import assign, elements, missing, number, resolve, scalar
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -212,6 +213,7 @@ def _argument(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_P
 
 
 def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
+    shell.world.step(where, len(text) // 20)
     op = part.op
     if MARK.search(text):
         return _on_unknown(shell, part, text, where)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
 from .arithmetic import Number, evaluate
+from .assoc import assoc_keys
 from .launched import product
 from .state import Var
 from .values import MARK, Text, Unknown, is_secret_name
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "assign",
-    "assoc_keys",
     "declare",
     "elements",
     "index_of",
@@ -261,21 +260,6 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
     if var.assoc:
         return [var.items[key] for key in assoc_keys(var.items)], ""
     return [var.items[key] for key in sorted(var.items)], ""
-
-
-def assoc_keys(items: Mapping[int | str, Text]) -> list[int | str]:
-    """Keys of an associative array as bash 5.1 and later lists them: by hash, the newest of a bucket first.
-
-    hash_string in bash's hashlib.c (FNV-1), 1024 buckets (assoc.h).
-    """
-
-    def bucket(key: int | str) -> int:
-        value = 2166136261
-        for byte in str(key).encode():
-            value = (value * 16777619 & 0xFFFFFFFF) ^ byte
-        return value & 1023
-
-    return sorted(reversed(items), key=bucket)
 
 
 def array_items(var: Var) -> dict[int | str, Text]:
