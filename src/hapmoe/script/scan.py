@@ -340,7 +340,11 @@ class Scanner:
         if op[0] == "@" or op == "*":
             return op, (), None
         if op[0] == "/":
-            arg = self._brace_arg("/}", quoted=False)
+            slash: tuple[Part, ...] = ()
+            if op == "//" and self.peek("/"):  # ${x////_}: a slash right behind // is the pattern's own
+                self.pos += 1
+                slash = (Literal("/"),)
+            arg = slash + self._brace_arg("/}", quoted=False)
             if not self.peek("/"):
                 return op, arg, ()
             self.pos += 1

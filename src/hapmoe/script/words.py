@@ -160,6 +160,9 @@ def fields(shell: Shell, word: Word) -> list[Text]:
 
 
 def _split(shell: Shell, got: list[Fragment], where: str) -> list[Text]:
+    size = sum(20 + len(each.text) for each in got) if len(got) < 50_000 else 20 * len(got)
+    if size > 2000:
+        shell.world.step(where, size // 400)
     ifs = _separators(shell) if any(each.kind == "expanded" for each in got) else ""
     out: list[Text] = []
     current: list[Fragment] = []
