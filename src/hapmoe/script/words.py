@@ -160,7 +160,7 @@ def fields(shell: Shell, word: Word) -> list[Text]:
 
 
 def _split(shell: Shell, got: list[Fragment], where: str) -> list[Text]:
-    size = sum(20 + len(each.text) for each in got) if len(got) < 50_000 else 20 * len(got)
+    size = sum(80 + len(each.text) for each in got)
     if size > 2000:
         shell.world.step(where, size // 400)
     ifs = _separators(shell) if any(each.kind == "expanded" for each in got) else ""
@@ -181,7 +181,9 @@ def _split(shell: Shell, got: list[Fragment], where: str) -> list[Text]:
             if each.text:
                 current.append(each)
         else:
-            for piece, ends in _pieces(each.text, ifs, bool(current)):
+            pieces = _pieces(each.text, ifs, bool(current))
+            shell.world.step(where, len(pieces) // 8)
+            for piece, ends in pieces:
                 if piece is not None:
                     current.append(each._replace(text=piece))
                 if ends:

@@ -29,7 +29,7 @@ __all__ = ["HELP", "nearest_misses"]
 MOST_LOOKED_AT = 160
 MOST_COUNTS = 8
 """Stage counts per stage size."""
-MOST_LOOKED_AT_AGAIN = 40
+MOST_LOOKED_AT_AGAIN = 12
 """Grid points per thing that might help."""
 
 HELP = "would help: "
