@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
+from hapmoe.backends.megatron import stage_arguments
+from hapmoe.clusterfile import load_cluster
 from hapmoe.errors import InputError
-from hapmoe.extract import extract, extract_document, job_yaml
-from hapmoe.job import JobSpec
+from hapmoe.extract import extract, extract_document, job_yaml, second_opinion
+from hapmoe.job import Argument, JobSpec
+from hapmoe.present import present_plan
+from hapmoe.script import execute as sandbox
+from hapmoe.script.argv import parse_argv
+from hapmoe.script.megatron_args import read_arguments
+from hapmoe.script.settings import settings_of
+from hapmoe.script.values import Token
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.sh"))
@@ -129,3 +140,106 @@ def test_job_yaml_is_yaml_and_job_is_json(name: str) -> None:
     words = [word for line in (data["arguments"], data["replaced"]) for entry in line for word in entry]
     assert len(words) == len(job.argv)
     assert msgspec.json.decode(msgspec.json.encode(job), type=JobSpec) == job
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    """The script's own degrees, emitted again, are the script's arguments: none lost, none changed, users' in order."""
+    job = extract(EXAMPLES / name)
+    assert job.present.world_size
+    cluster_file = tmp_path / "cluster.yaml"
+    cluster_file.write_text(
+        f"pools:\n  - {{name: a, device: h200-141g-sxm, nodes: {job.present.world_size // 8}, devices_per_node: 8}}\n"
+    )
+    plan = present_plan(job, load_cluster(cluster_file), world_size=job.present.world_size).plan
+    assert plan is not None
+    common, stages = stage_arguments(job, plan)
+    assert len(set(stages)) == 1
+    kept = [word.text for word in job.argv if word.owner == "user"]
+    assert [word.text for word in common[: len(kept)]] == kept
+
+    def settings(words: Sequence[Argument]) -> dict[str, object]:
+        tokens = [Token(word.text, word.why, word.source) for word in words]
+        return {key: setting.value for key, setting in settings_of(parse_argv(tokens)).items()}
+
+    emitted = [*common, *(Argument(text=word) for word in stages[0])]
+    before, after = settings(job.argv), settings(emitted)
+    # What one release spells in several ways may come back in another; the meaning is read again below.
+    respelt = {
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "pipeline_model_parallel_layout",
+    }
+    respelt |= {
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "recompute_activations",
+    }
+    respelt |= {"sequence_parallel"} if job.present.tp == 1 else set()  # it has no effect there
+    for key, value in before.items():
+        assert key in respelt or after[key] == value, key
+    again = read_arguments([Token(word.text, word.why, word.source) for word in emitted])
+    assert (again.model, again.training) == (job.model, job.training)
+    same = ("tp", "cp", "ep", "pp", "micro_batch_size", "sequence_parallel", "recompute")
+    assert [getattr(again.present, field) for field in same] == [getattr(job.present, field) for field in same]
+
+
+def test_program_behind_an_unknown_folder(tmp_path: Path) -> None:
+    text = MINIMAL.replace("pretrain_gpt.py", '"$MEGATRON_HOME/$(cat where)/pretrain_gpt.py"')
+    job = extract(write(tmp_path, text), env={"EXPERTS": "4"})
+    assert job.entry == "pretrain_gpt.py"
+    assert any("training program is taken as" in note for note in job.notes)
+
+
+def test_names_of_jobs(tmp_path: Path) -> None:
+    words = ["--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"]
+    assert extract("torchrun", ["pretrain_gpt.py", *words]).name == "training"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.parametrize(
+    ("text", "agrees"),
+    [
+        (MINIMAL, True),
+        ("srun -N 2 bash -c 'torchrun pretrain_gpt.py --num-layers 3 --x \"a b\"'\n", True),
+        ('L=$(python -c "print(2*3)")\ntorchrun pretrain_gpt.py --num-layers $L --x "a b"\n', True),
+        (
+            "if [ -e /usr/bin/env ]; then L=1; else L=2; fi\ntorchrun a.py --num-workers $L --num-layers 3\n",
+            True,
+        ),
+        ("torchrun pretrain_gpt.py --num-layers 3 --x $(ls /etc/passwd)\n", True),
+        ("which torchrun >/dev/null && exit 0\ntorchrun pretrain_gpt.py --num-layers 3\n", False),
+    ],
+)
+def test_second_opinion(text: str, agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    for folder in list(tmp_path.parents)[:2]:
+        folder.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    try:
+        opinion = second_opinion(write(tmp_path, text), env={"EXPERTS": "4"})
+    except InputError as error:
+        pytest.skip(str(error))  # no user namespaces here
+    assert opinion["agrees"] == agrees, opinion
+    assert "topsecret" not in str(opinion) and "0123456789abcdef" not in str(opinion)
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_bombs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sandbox, "SECONDS", 2)
+    began = time.monotonic()
+    for text in (":(){ :|:& };:\nwait\n", "while :; do :; done\n", "yes > /tmp/x\n"):
+        try:
+            run = sandbox.execute(write(tmp_path, text))
+        except InputError as error:
+            pytest.skip(str(error))
+        assert not run.launches
+    assert time.monotonic() - began < 60
+
+
+def test_without_bubblewrap_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match="apt-get install bubblewrap"):
+        second_opinion(write(tmp_path, MINIMAL))

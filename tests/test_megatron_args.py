@@ -369,3 +369,83 @@ def test_forks_and_old_names() -> None:
     assert mindspeed is not None
     assert mindspeed.shared_ffn_hidden == 1024
     assert any("meant?" in note for note in read("--tensor-model-paralel-size 4").notes)
+
+
+# ------------------------------------------------------------------------------------------- forks
+
+
+def test_deepspeed_defaults() -> None:
+    got = read("--num-experts 64 --moe-expert-parallel-size 8 --create-moe-param-group --zero-stage 1")
+    moe = got.model.moe
+    assert moe is not None
+    assert (moe.top_k, moe.capacity_factor, moe.pattern) == (1, 1.0, (False, True) * 4)
+    assert got.training.distributed_optimizer and got.present.ep == 8
+    assert any("Megatron-DeepSpeed" in note for note in got.notes)
+    every = read(
+        "--num-experts 64 --expert-interval 1 --topk 2 --disable-moe-token-dropping --mlp-type standard"
+    ).model.moe
+    assert every is not None and every.pattern == (True,) * 8
+    assert (every.top_k, every.capacity_factor) == (2, None)
+    assert read("--num-experts 1 --deepspeed").model.moe is None
+    with pytest.raises(Unsupported, match="--mlp-type"):
+        read("--num-experts 4 --mlp-type residual")
+
+
+def test_megablocks_defaults() -> None:
+    moe = read("--moe-num-experts=64 --moe-loss-weight=0.1").model.moe
+    assert moe is not None and (moe.num_experts, moe.top_k, moe.capacity_factor) == (64, 1, None)
+    assert moe.pattern == (True,) * 8
+    factor = read("--moe-num-experts=64 --moe-top-k=2 --moe-capacity-factor=0").model.moe
+    assert factor is not None and (factor.top_k, factor.capacity_factor) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("extra", "field", "value"),
+    [
+        ("--num_attention_heads_kv 4", "num_kv_heads", 4),
+        ("--n-head-kv 2", "num_kv_heads", 2),
+        ("--attention-head-type multiquery", "num_kv_heads", 1),
+        ("--glu_activation swiglu", "gated", True),
+        ("--use_rms_norm", "layernorm_bias", False),
+        ("--no_tie_embed_logits", "tied_embeddings", False),
+        ("--sliding-window 512", "attention_window", 512),
+        ("--swiglu --multiple-of 256", "ffn_hidden", 2816),
+        ("--swiglu --multiple-of 256 --hidden-dim-multiplier 1.3", "ffn_hidden", 3584),
+    ],
+)
+def test_names_of_forks_change_the_shape(extra: str, field: str, value: object) -> None:
+    assert getattr(read(extra).model, field) == value
+
+
+def test_negative_frequency_is_every_layer() -> None:
+    moe = read("--num-experts 4 --moe-layer-freq -1").model.moe
+    assert moe is not None and moe.pattern == (True,) * 8
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--lora-r 16",
+        "--cla-share-factor 2",
+        "--enable-dsa-indexer",
+        "--stage dpo",
+        "--use_moba_attn",
+        "--block-lm",
+        "--freeze-LM",
+    ],
+)
+def test_what_forks_add_is_refused_where_it_changes_the_model(extra: str) -> None:
+    with pytest.raises(Unsupported, match=r"t\.sh"):
+        read(extra)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "tasks/main.py", "tools/hf2mcore_qwen.py", "pretrain_qwen2_5_vl.py", "train_qwen3vl.py", "evaluation.py",
+        "examples.inference.gpt.gpt_dynamic_inference", "convert.py", "pretrain_llava.py", "merge_mp_convert.py",
+    ],
+)  # fmt: skip
+def test_other_programs(entry: str) -> None:
+    with pytest.raises(Unsupported):
+        read(entry=entry)

@@ -27,7 +27,9 @@ _BAD: dict[str, bytes] = {
     "endless empty loop": b"while :; do :; done\n",
     "endless for": b"for ((;;)); do X+=aaaaaaaaaaaaaaaaaaaaaaaaaaaa; done\n",
     "growing value": b"X=aaaaaaaa; while true; do X=$X$X; done\n",
-    "2 MB": b"echo aaaaaaaaaa\n" * 130_000,
+    "4 MB": b"echo aaaaaaaaaa\n" * 270_000,
+    "positionals that double": b'while :; do set -- "$@" $* x $*; done\n',
+    "pattern on a growing value": b"while :; do X=$X--; Y=${X%%*-}; done\n",
     "deep substitutions": b"$(" * 500 + b"echo" + b")" * 500,
     "deep groups": b"{ " * 1000 + b"echo;" + b" }" * 1000,
     "deep ifs": b"if true; then " * 2000,
@@ -91,6 +93,26 @@ def test_many_flags(tmp_path: Path) -> None:
     script = tmp_path / "t.sh"
     flags = "".join(f"  --flag{i} {i} \\\n" for i in range(10_000))
     script.write_text("torchrun pretrain_gpt.py --num-layers 2 \\\n" + flags + "\n")
+    assert len(read_script(script).argv) == 20_002
+
+
+def test_two_megabytes(tmp_path: Path) -> None:
+    """Read, in bounded time, whatever it is made of."""
+    script = tmp_path / "t.sh"
+    flags = "".join(f"  --flag{i} {i} \\\n" for i in range(95_000))
+    exports = "".join(f"export VARIABLE{i}=value{i}\n" for i in range(20_000))
+    for text, words in ((f"{_TRAIN[:-1]} \\\n{flags}\n", 190_002), (f"{exports}{'# comment' * 150_000}\n{_TRAIN}", 2)):
+        script.write_text(text)
+        assert 1_500_000 < len(text) < 2_500_000
+        began = time.process_time()
+        assert len(read_script(script).argv) == words
+        assert time.process_time() - began < 15
+
+
+def test_ten_thousand_appends(tmp_path: Path) -> None:
+    script = tmp_path / "t.sh"
+    appended = "".join(f"A+=(--flag{i} {i})\n" for i in range(10_000))
+    script.write_text(f'A=()\n{appended}torchrun pretrain_gpt.py --num-layers 2 "${{A[@]}}"\n')
     assert len(read_script(script).argv) == 20_002
 
 

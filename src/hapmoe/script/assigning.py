@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
+from .assoc import check_subscript
 from .state import Var
 from .syntax import ArrayLiteral, Assign
 from .values import MARK, Text, Unknown
@@ -57,6 +58,7 @@ def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
         if key_source is not None:
             key = index_of(shell, var, key_source)
             text = text_of(shell, word)
+            check_subscript(shell, name, key)
             if key is None or (isinstance(key, str) and MARK.search(key)):
                 mark = shell.world.marks.mark(
                     Unknown("an array place that is not known", "", shell.where(), single=False)

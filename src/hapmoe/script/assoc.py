@@ -1,11 +1,16 @@
-"""The order in which bash lists the keys of an associative array."""
+"""Keys of arrays: the order in which bash lists those of an associative one, and those that it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["assoc_keys"]
+from .control import Control
+
+if TYPE_CHECKING:
+    from .interpret import Shell
+
+__all__ = ["assoc_keys", "check_subscript"]
 
 
 def assoc_keys(items: Iterable[Any]) -> list[int | str]:
@@ -21,3 +26,11 @@ def assoc_keys(items: Iterable[Any]) -> list[int | str]:
         return value & 1023
 
     return sorted(reversed(list(items)), key=bucket)
+
+
+def check_subscript(shell: Shell, name: str, key: int | str | None) -> None:
+    """A place before the first element, or an empty key: bash drops the line, and under ``set -e`` ends the script."""
+    if key == "" or (isinstance(key, int) and key < 0):
+        shell.world.notes.append(f"{shell.where()}: {name}[{key}]: bad array subscript")
+        shell.state.status = 1
+        raise Control("exit" if "errexit" in shell.state.options else "abort")

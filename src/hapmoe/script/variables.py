@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from .arithmetic import Number, evaluate
-from .assoc import assoc_keys
-from .control import Control
+from .assoc import assoc_keys, check_subscript
 from .launched import product
 from .state import Var
 from .values import MARK, Text, Unknown, is_secret_name
@@ -353,10 +352,7 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
         )
         scope[name] = replace(var, items=None, value=None, mark=mark)
         return
-    if isinstance(key, int) and key < 0:
-        shell.world.notes.append(f"{shell.where()}: {name}[{key}]: bad array subscript")
-        shell.state.status = 1
-        raise Control("abort")
+    check_subscript(shell, name, key)
     old = (var.items or {}).get(key) if key is not None else var.value
     if append and var.items is None and key is not None:
         old = var.value if key == 0 else None
