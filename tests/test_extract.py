@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -196,7 +197,15 @@ def test_names_of_jobs(tmp_path: Path) -> None:
     assert extract("torchrun", ["pretrain_gpt.py", *words]).name == "training"
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that others may read: as root the sandbox works as nobody, who cannot look into pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
 @pytest.mark.parametrize(
     ("text", "agrees"),
     [
@@ -211,31 +220,19 @@ def test_names_of_jobs(tmp_path: Path) -> None:
         ("which torchrun >/dev/null && exit 0\ntorchrun pretrain_gpt.py --num-layers 3\n", False),
     ],
 )
-def test_second_opinion(text: str, agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o755)
-    for folder in list(tmp_path.parents)[:2]:
-        folder.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    try:
-        opinion = second_opinion(write(tmp_path, text), env={"EXPERTS": "4"})
-    except InputError as error:
-        pytest.skip(str(error))  # no user namespaces here
+def test_second_opinion(text: str, agrees: bool, open_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(open_path)
+    opinion = second_opinion(write(open_path, text), env={"EXPERTS": "4"})
     assert opinion["agrees"] == agrees, opinion
     assert "topsecret" not in str(opinion) and "0123456789abcdef" not in str(opinion)
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_bombs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
+def test_bombs_are_bounded(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(open_path)
     monkeypatch.setattr(sandbox, "SECONDS", 2)
     began = time.monotonic()
     for text in (":(){ :|:& };:\nwait\n", "while :; do :; done\n", "yes > /tmp/x\n"):
-        try:
-            run = sandbox.execute(write(tmp_path, text))
-        except InputError as error:
-            pytest.skip(str(error))
-        assert not run.launches
+        assert not sandbox.execute(write(open_path, text)).launches
     assert time.monotonic() - began < 60
 
 

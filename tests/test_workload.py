@@ -169,7 +169,6 @@ for tp, ep, etp, moe, mla, groups in json.loads(sys.argv[1]):
 
 
 def test_parameters_per_rank_are_those_of_megatron_core() -> None:
-    pytest.importorskip("megatron.core")
     # (tp, ep, etp, moe, mla, query groups); MLA at tp 1 only: without Transformer Engine Megatron
     # divides the down projections, with it (what is modelled) it does not
     cases = [

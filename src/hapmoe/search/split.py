@@ -290,12 +290,18 @@ def best_equal(problem: Problem, settings: Sequence[Setting], below: float) -> t
         optimizer[at], fits[at] = costs.optimizer_X, costs.fits_X
     allowed = np.asarray([*problem.allowed[:-1], *[problem.allowed[-1]] * (options - plain)])
     best: tuple[Setting, Solution] | None = None
-    for g, setting in enumerate(settings):
-        mine = point == g
-        usable = np.flatnonzero(fits[mine].all(axis=0) & allowed)
-        pick = [values[mine][:, usable].swapaxes(0, 1) for values in (forward, backward, sync, optimizer)]
+    # All points at once first: where memory suffices, and M times the slowest stage is below the best.
+    begin = np.searchsorted(point, np.arange(len(settings)))
+    usable_GO = np.logical_and.reduceat(fits, begin, axis=0) & allowed
+    slowest_GO = np.maximum.reduceat(forward.sum(axis=2) + backward.sum(axis=2), begin, axis=0)
+    busy_GO = np.where(usable_GO, slowest_GO * np.asarray([[s.microbatches] for s in settings]), np.inf)
+    for g in np.argsort(busy_GO.min(axis=1), kind="stable").tolist():
+        setting = settings[g]
+        usable = np.flatnonzero(busy_GO[g] < below)
         if not len(usable):
             continue
+        mine = slice(int(begin[g]), int(begin[g]) + setting.pp)
+        pick = [values[mine][:, usable].swapaxes(0, 1) for values in (forward, backward, sync, optimizer)]
         after = pick[3].max(axis=1)
         bound = pipeline_bound(pick[0], pick[1], setting.send_J, setting.microbatches) + pick[2][:, 0] + after
         for x in np.argsort(bound, kind="stable").tolist():

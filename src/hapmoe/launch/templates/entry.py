@@ -114,7 +114,8 @@ def main() -> None:
     program, *common = read_words(HERE / "args" / "common.args")
     arguments = common + read_words(HERE / "args" / f"stage_{index}.args")
     if DRY_RUN:
-        print(json.dumps({"rank": rank, "stage": index, "program": program, "argv": arguments}), flush=True)
+        told = json.dumps({"rank": rank, "stage": index, "program": program, "argv": arguments})
+        os.write(1, f"{told}\n".encode())  # one write: ranks share this output
         return
     check_device(rank, index, stage, names, local_rank)
     os.chdir(os.environ.get("HAPMOE_WORKDIR") or ".")
