@@ -58,12 +58,13 @@ for name in HAPMOE_SKIP_DEVICE_CHECK HAPMOE_TORCHRUN HAPMOE_CHECK HAPMOE_CHECK_T
 done
 
 # A node reads its variables from standard input (a command line can be read by others), up to a line
-# "end". The input then stays open as long as this script lives: when it closes, the node stops.
+# "end". The input then stays open as long as this script lives: when it closes, the node stops (tried
+# again as long as the process group is not there yet).
 # shellcheck disable=SC2016
 remote='eval "$(sed "/^end\$/Q")"
 exec 4<&0
 setsid bash "$HAPMOE_RUN_NODE" </dev/null 4<&- & ranks=$!
-{ read -r _ <&4; kill -TERM -- "-$ranks"; } 2>/dev/null & lifeline=$!
+{ read -r _ <&4; until kill -TERM -- "-$ranks" || ! kill -0 "$ranks"; do sleep 0.1; done; } 2>/dev/null & lifeline=$!
 wait "$ranks"; code=$?
 kill "$lifeline" 2>/dev/null
 exit "$code"'
@@ -96,10 +97,15 @@ for node in "${!hosts[@]}"; do
     logins+=($!)
     exec {input}>"$pipes/$node"
     inputs+=("$input")
-    variables "$node" >&"$input"
+    (variables "$node" >&"$input") || true # a login that failed at once reads nothing
 done
 
-# The first node that fails ends the run; its exit code is ours.
-for _ in "${hosts[@]}"; do
-    wait -n || exit $?
+# The first node that fails ends the run; its exit code is ours. (wait -n may overlook what ended before.)
+while [ -n "${logins[*]}" ]; do
+    for node in "${!logins[@]}"; do
+        if kill -0 "${logins[$node]}" 2>/dev/null; then continue; fi
+        wait "${logins[$node]}" || exit $?
+        unset "logins[$node]"
+    done
+    sleep 0.5
 done
