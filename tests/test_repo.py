@@ -142,7 +142,7 @@ def test_planning_needs_no_framework() -> None:
 def kept_files() -> Iterator[Path]:
     """What is handed out: the project's folders, and the files beside them."""
     for top in sorted(ROOT.iterdir()):
-        if top.is_file():
+        if top.is_file() and top.name != ".git":  # a file in worktrees
             yield top
     for folder in ("src", "tests", "bench", "docs", "examples", ".ci", "requirements"):
         for path in sorted((ROOT / folder).rglob("*")):

@@ -178,6 +178,18 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
         (b.with_model(JOB, mtp_layers=1), NODES, b.plan(dp=8, recompute=(replaced(FULL, num_layers=2),))),
         (b.with_model(JOB, mtp_layers=1), NODES, b.plan(dp=8, recompute=(FULL,))),
     ),
+    "recompute-units": (
+        (
+            b.with_training(JOB, megatron_version="0.16.1"),
+            NODES,
+            b.plan(dp=8, recompute=(replaced(FULL, num_layers=3),)),
+        ),
+        (
+            b.with_training(JOB, megatron_version="0.17.0"),
+            NODES,
+            b.plan(dp=8, recompute=(replaced(FULL, num_layers=3),)),
+        ),
+    ),
     "device": ((JOB, NODES, edited(LEGAL, device="h800")), (JOB, NODES, edited(LEGAL, device="a100"))),
     "nodes": ((JOB, NODES, edited(b.plan(dp=4), nodes=(0, 1))), (JOB, NODES, edited(b.plan(dp=4), nodes=(3,)))),
     "shared-nodes": (
@@ -471,6 +483,8 @@ def test_configuration_as_megatron_judges_it(
     if granularity == "full":
         names = []
         num_layers = max(num_layers, 1)  # 0 is refused by us alone: Megatron loops forever
+    if overlap:  # "moe" with it is refused from 0.17 (TC:3024); 0.16 takes it, and the schedule goes around the module
+        names = [name for name in names if name != "moe"]
     if granularity == "selective":
         method = None  # a method is refused by Megatron's arguments.py:1426, which is not in megatron-core
     recompute = Recompute(granularity=granularity, modules=tuple(names), method=method, num_layers=num_layers)  # type: ignore[arg-type]

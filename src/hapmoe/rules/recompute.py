@@ -85,6 +85,23 @@ def _mtp(c: Context) -> Found:
             )
 
 
+def _units(c: Context) -> Found:
+    if not c.before("0.17.0") and not c.backend.before_version:  # from there the last unit is cut short
+        return
+    for index, stage in enumerate(c.plan.stages):
+        r = stage.recompute
+        counts = sorted({count for _, count in stage.virtual_layers})
+        if r.granularity != "full" or r.method != "uniform" or r.num_layers < 1:
+            continue
+        if broken := [count for count in counts if count % r.num_layers]:
+            yield Broken(
+                f"units of {r.num_layers} do not divide the {broken[0]} layers of "
+                f"{'a virtual stage' if c.plan.vpp > 1 else 'the stage'}; Megatron-Core before 0.17 runs past them",
+                "method block, or units that divide",
+                index,
+            )
+
+
 def _per_stage(c: Context) -> Found:
     if not c.backend.per_stage_recompute and len({stage.recompute for stage in c.plan.stages}) > 1:
         yield Broken(f"stages recompute differently; back end {c.backend.name} takes one setting for all")
@@ -98,5 +115,11 @@ RULES = (
     ),
     Rule("recompute-overlap", "recomputation would repeat the hidden all-to-all", "TC:3021; TC:3024", _overlap),
     Rule("recompute-mtp", "MTP layers are recomputed one by one", "multi_token_prediction.py:1625", _mtp),
+    Rule(
+        "recompute-units",
+        "before 0.17 the last unit is not cut short: IndexError in the forward pass",
+        "transformer_block.py:534-542 of core_r0.12.0 to core_r0.16.0",
+        _units,
+    ),
     Rule("recompute-stages", "the runtime must take settings per stage", "back end", _per_stage),
 )
