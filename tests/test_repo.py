@@ -15,9 +15,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TEMPLATES = PACKAGE / "launch" / "templates"
 
 ORDER = [
-    *("errors", "units"),
-    *("model", "plan", "cluster", "job", "options"),
-    *("fields", "yamlfile", "catalog", "clusterfile", "planfile"),
+    *("errors", "units", "wholefile"),
+    *("measured", "model", "plan", "cluster", "job", "options"),
+    *("fields", "yamlfile", "catalog", "clusterfile", "planfile", "tables"),
     *("script", "inputs", "extract"),
     *("efficiency", "comm"),
     *("counting", "shapes", "workload", "memory", "timing", "pricing"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -283,11 +282,9 @@ def extract(script: str, args: tuple[str, ...], out: str | None, execute: bool, 
         click.echo(f"executed: {opinion['difference'] or 'the same training, word for word'}")
     job = read_job(script, args, None, **(reading | {"env": [f"{k}={v}" for k, v in reading["env"].items()]}))
     if out:
-        from hapmoe.errors import InputError
+        from hapmoe.wholefile import write_whole
 
-        if Path(out).exists():
-            raise InputError("exists already", where=out, hint="choose another name")
-        _write_text(Path(out), job_yaml(job))
+        write_whole(out, job_yaml(job), replace=False)
     from hapmoe.summary import render_job
 
     show(render_job(job))
@@ -341,27 +338,6 @@ def _no_plan(planned: Planned, as_json: bool) -> int:
 
     show(render_infeasible(planned.result))
     return 1
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    import os
-    import tempfile
-
-    from hapmoe.errors import InputError
-
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(name, path)  # unlike a rename, this never replaces what is there
-        finally:
-            os.unlink(name)
-    except OSError as error:
-        raise InputError(error.strerror or str(error), where=str(path)) from None
 
 
 class _progress:
