@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from hapmoe.launch import target
 from hapmoe.launch.write import write_files
 from hapmoe.plan import Plan, Recompute, Stage
 from hapmoe.planfile import dump_plan
+from hapmoe.profiling.carry import probe_files
 from hapmoe.resolve import resolve
 
-__all__ = ["BLOCK", "CORE", "MOE", "Case", "Run", "block", "prepare", "run"]
+__all__ = ["BLOCK", "CORE", "MOE", "Case", "Run", "block", "prepare", "run", "write_tree"]
 
 SOURCE = Path(__file__).parents[1] / "src"
 CORE = Recompute(granularity="selective", modules=("core_attn",))
@@ -172,8 +174,18 @@ def prepare(case: Case, folder: Path) -> tuple[JobSpec, Cluster, Plan]:
     return job, cluster, plan
 
 
-def run(case: Case, *, measure: bool = False, timeout_s: float = 300) -> Run:
-    """Train the case through its emitted launcher; every node of the plan is a process here."""
+def run(
+    case: Case,
+    *,
+    measure: bool = False,
+    timeout_s: float = 300,
+    probe: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Run:
+    """Train the case through its emitted launcher; every node of the plan is a process here.
+
+    ``probe``: where the probe, carried beside the plan, writes; ``variables``: more of the environment.
+    """
     with tempfile.TemporaryDirectory(prefix="hapmoe-lab-") as name:
         folder = Path(name)
         job, cluster, plan = prepare(case, folder)
@@ -191,7 +203,12 @@ def run(case: Case, *, measure: bool = False, timeout_s: float = 300) -> Run:
             "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
+            **(variables or {}),
         }
+        if probe is not None:
+            write_tree(folder / "probe", probe_files())
+            environment["HAPMOE_PROBE"] = str(probe)
+            environment["PYTHONPATH"] = os.pathsep.join([str(folder / "probe"), environment["PYTHONPATH"]])
         hosts = [line for line in files["hosts.tsv"].splitlines() if line[:1].isdigit()]
         logs = [(folder / f"node{node}.log").open("w+") for node in range(len(hosts))]
         nodes = [
@@ -219,6 +236,12 @@ def run(case: Case, *, measure: bool = False, timeout_s: float = 300) -> Run:
             for rank in range(case.ranks)
         ]
         return Run(case, job, plan, tuple(ranks))
+
+
+def write_tree(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
 
 
 def _free_port() -> int:

@@ -93,7 +93,7 @@ def test_import_hooks_run_once_after_the_module(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from hapmoe.lab.imports import when_imported
+from hapmoe.probe.imports import when_imported
 seen = []
 when_imported("hooked", lambda module: seen.append(module.value))
 import hooked, importlib

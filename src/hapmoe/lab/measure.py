@@ -5,131 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Collectives", "Kept"]
+from hapmoe.probe.collectives import Collectives
 
-GROUPS = {
-    # Attribute of parallel_state: axis, as hapmoe names it. The first that is the group counts.
-    "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
-    "_CONTEXT_PARALLEL_GROUP": "cp",
-    "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
-    "_EXPERT_TENSOR_PARALLEL_GROUP": "etp",
-    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp_ep",
-    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp_cp",
-    "_DATA_PARALLEL_GROUP_WITH_CP": "dp",
-    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp",
-    "_DATA_PARALLEL_GROUP": "dp",
-    "_EXPERT_DATA_PARALLEL_GROUP": "edp",
-    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "edp",
-    "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
-    "_EMBEDDING_GROUP": "embedding",
-    "_POSITION_EMBEDDING_GROUP": "position",
-    "_MODEL_PARALLEL_GROUP": "mp",
-    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "etp_ep_pp",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp_cp",
-    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "world",
-}
-_PAYLOAD = {
-    # Function of torch.distributed: (collective, argument whose bytes are those that a rank holds).
-    "all_reduce": ("all_reduce", 0, "tensor"),
-    "all_gather_into_tensor": ("all_gather", 0, "output_tensor"),
-    "_all_gather_base": ("all_gather", 0, "output_tensor"),
-    "all_gather": ("all_gather", 0, "tensor_list"),
-    "reduce_scatter_tensor": ("reduce_scatter", 1, "input"),
-    "_reduce_scatter_base": ("reduce_scatter", 1, "input"),
-    "reduce_scatter": ("reduce_scatter", 1, "input_list"),
-    "all_to_all_single": ("all_to_all", 1, "input"),
-    "broadcast": ("broadcast", 0, "tensor"),
-    "isend": ("p2p", 0, "tensor"),
-}
+__all__ = ["Kept", "rows"]
 
 
-def _bytes(value: Any) -> int:
-    if isinstance(value, list | tuple):
-        return sum(_bytes(one) for one in value)
-    return int(value.numel() * value.element_size())
-
-
-class Collectives:
-    """Calls and bytes by (collective, axis, bytes of one call), while counting.
-
-    ``install`` must run after the shim and before megatron is imported: some of its modules bind the
-    functions of torch.distributed at import. Groups of one rank are not counted.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str, int]] = Counter()
-        self.counting = False
-        self._inside = False
-
-    def install(self) -> None:
-        import torch.distributed as dist
-        from torch.distributed import distributed_c10d
-
-        for name, (collective, position, keyword) in _PAYLOAD.items():
-            if hasattr(dist, name):
-                setattr(dist, name, self._wrap(getattr(dist, name), collective, position, keyword))
-        distributed_c10d.isend = dist.isend  # P2POp takes no other
-        batch = dist.batch_isend_irecv
-
-        @functools.wraps(batch)
-        def batch_isend_irecv(operations: Any) -> Any:
-            for one in operations:
-                if "send" in one.op.__name__:
-                    self._count("p2p", one.group, _bytes(one.tensor))
-            with self._outermost():
-                return batch(operations)
-
-        dist.batch_isend_irecv = batch_isend_irecv  # type: ignore[assignment]
-
-    def _wrap(self, act: Callable[..., Any], collective: str, position: int, keyword: str) -> Callable[..., Any]:
-        @functools.wraps(act)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            payload = args[position] if len(args) > position else kwargs.get(keyword)
-            named = (value for value in args if type(value).__name__ == "ProcessGroup")
-            self._count(collective, kwargs.get("group", next(named, None)), _bytes(payload))
-            with self._outermost():
-                return act(*args, **kwargs)
-
-        return call
-
-    @contextlib.contextmanager
-    def _outermost(self) -> Iterator[None]:
-        """What the shim or torch do inside of a call is that call."""
-        before, self._inside = self._inside, True
-        try:
-            yield
-        finally:
-            self._inside = before
-
-    def _count(self, collective: str, group: Any, size: int) -> None:
-        if not self.counting or self._inside:
-            return
-        import torch.distributed as dist
-
-        if (dist.get_world_size(group) if group is not None else dist.get_world_size()) > 1:
-            # sends between stages may use the world's group for one direction (p2p_communication.py:60)
-            axis = "pp" if collective == "p2p" else _axis(group)
-            self.counts[collective, axis, size] += 1
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"collective": collective, "axis": axis, "call_bytes": size, "calls": calls}
-            for (collective, axis, size), calls in sorted(self.counts.items())
-        ]
-
-
-def _axis(group: Any) -> str:
-    from megatron.core import parallel_state
-
-    if group is None:
-        return "world"
-    for attribute, axis in GROUPS.items():
-        if getattr(parallel_state, attribute, None) is group:
-            return axis
-    return "other"
+def rows(collectives: Collectives) -> list[dict[str, Any]]:
+    """Calls by (collective, axis, bytes of one call) since the last time, whatever part of a step sent them."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for (_, collective, axis, _, size), sent in collectives.take().items():
+        counts[collective, axis, size] += sent.calls
+    return [
+        {"collective": collective, "axis": axis, "call_bytes": size, "calls": calls}
+        for (collective, axis, size), calls in sorted(counts.items())
+    ]
 
 
 class Kept:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hapmoe.lab.imports import when_imported
+from hapmoe.probe.imports import when_imported
 
 __all__ = ["install"]
 

@@ -23,7 +23,9 @@ from typing import Any
 
 from hapmoe.lab import checkpoint, requested, shim
 from hapmoe.lab.arguments import parse
-from hapmoe.lab.measure import Collectives, Kept
+from hapmoe.lab.measure import Kept, rows
+from hapmoe.probe.collectives import Collectives
+from hapmoe.probe.patches import Patches
 
 __all__ = ["main"]
 
@@ -40,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         if requested():
             shim.install()
         if _measuring():
-            collectives.install()
+            collectives.install(Patches())
         import torch
 
         if requested():
@@ -120,7 +122,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
         row = _step(args, chunks, optimizer, iteration, watched)
         if watched is not None:
             collectives.counting = False
-            out.write(event="volumes", collectives=collectives.rows(), kept=watched.rows)
+            out.write(event="volumes", collectives=rows(collectives), kept=watched.rows)
         row |= _reduced(row)
         out.write(event="iteration", **row)
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:

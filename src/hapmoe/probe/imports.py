@@ -1,4 +1,4 @@
-"""Runs a function right after a module was imported."""
+"""Runs a function right before or after a module is executed for the first time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["when_imported"]
+__all__ = ["before_import", "when_imported"]
 
-_waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+Act = Callable[[ModuleType], None]
+
+_before: dict[str, list[Act]] = {}
+_after: dict[str, list[Act]] = {}
 
 
 class _Finder:
@@ -21,7 +24,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _waiting or self.busy == name:
+        if (name not in _before and name not in _after) or self.busy == name:
             return None
         self.busy = name
         try:
@@ -33,19 +36,30 @@ class _Finder:
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            for act in _before.pop(name, []):
+                act(module)
             execute(module)
-            for act in _waiting.pop(name, []):
+            for act in _after.pop(name, []):
                 act(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
+def when_imported(name: str, act: Act) -> None:
     """Call ``act(module)`` when ``name`` has been imported: at once if it was already."""
+    _wait(_after, name, act)
+
+
+def before_import(name: str, act: Act) -> None:
+    """Call ``act(module)`` before the code of ``name`` runs; at once if it has run already."""
+    _wait(_before, name, act)
+
+
+def _wait(waiting: dict[str, list[Act]], name: str, act: Act) -> None:
     if name in sys.modules:
         act(sys.modules[name])
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    _waiting.setdefault(name, []).append(act)
+    waiting.setdefault(name, []).append(act)

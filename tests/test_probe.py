@@ -1,0 +1,260 @@
+"""The probe: what it counts in a real run equals independent counts, and afterwards it is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.lab import MOE, Case, run, write_tree
+
+from hapmoe.errors import InputError
+from hapmoe.probe.clock import DeviceClock, choose
+from hapmoe.probe.install import _Probe
+from hapmoe.probe.patches import Patches
+from hapmoe.probe.steps import Steps
+from hapmoe.profiling.carry import probe_files
+from hapmoe.profiling.measured import load_rank, load_ranks
+from hapmoe.volumes import step_traffic
+
+SPY = '''
+"""Somebody's own sitecustomize: routes the inputs of every router once more, and looks at what is left at the end."""
+import atexit, json, os, sys
+seen, counts, left = set(), {}, []
+
+def look(module, inputs, output):
+    if type(module).__name__ != "TopKRouter":
+        return
+    import torch
+    with torch.no_grad():
+        tokens = inputs[0].detach()
+        key = (module.layer_number, hash(tokens.numpy().tobytes()))
+        if key in seen:
+            return  # the same tokens again: recomputation
+        seen.add(key)
+        scores = tokens.reshape(-1, tokens.shape[-1]) @ module.weight.detach().t()
+        chosen = scores.argsort(dim=1, descending=True)[:, : module.topk]
+        counts.setdefault(module.layer_number - 1, []).append(
+            torch.bincount(chosen.reshape(-1), minlength=scores.shape[1]).tolist())
+
+def tell():
+    if counts:
+        from megatron.core import parallel_state
+        from megatron.core.optimizer import optimizer
+        from megatron.core.pipeline_parallel import schedules
+        from megatron.core.transformer.moe.router import TopKRouter
+        import torch.distributed as dist
+        places = [schedules.forward_step, schedules.backward_step, TopKRouter.forward, optimizer.ChainedOptimizer.step,
+                  schedules.forward_backward_no_pipelining, dist.all_reduce, dist.batch_isend_irecv,
+                  dist.distributed_c10d.isend]
+        left = [place.__qualname__ for place in places if "hapmoe_probe" in place.__code__.co_filename]
+        with open(os.path.join(os.environ["SPY_OUT"], "spy%s.json" % os.environ["RANK"]), "w") as stream:
+            json.dump({"counts": counts, "left": left}, stream)
+
+if os.environ.get("SPY_OUT"):
+    class Finder:
+        done = False
+        def find_spec(self, name, path=None, target=None):
+            if name == "megatron.core" and not self.done:
+                self.done = True
+                sys.modules["torch.nn.modules.module"].register_module_forward_hook(look)
+    sys.meta_path.insert(0, Finder())
+    atexit.register(tell)
+'''
+
+
+def test_counts_of_a_real_run(tmp_path: Path) -> None:
+    """Two ranks, experts apart, MoE layers recomputed, two optimizers in one: four steps, of which two are measured."""
+    write_tree(tmp_path / "site", {"sitecustomize.py": SPY})
+    case = Case("ep2", ep=2, dp=2, recompute=(MOE,), flags={"--train-iters": "4", "--use-distributed-optimizer": None})
+    source = str(Path(__file__).parents[1] / "src")
+    variables = {"HAPMOE_PROBE_STEPS": "2", "SPY_OUT": str(tmp_path)}
+    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), source])
+    found = run(case, probe=tmp_path / "out", variables=variables)
+    assert sorted(found.losses) == [1, 2, 3, 4]
+    ranks = load_ranks(tmp_path / "out")
+    assert [one.start.rank for one in ranks] == [0, 1]
+    traffic = step_traffic(found.job, found.plan)[0]
+    planned: Counter[str] = Counter()
+    for one in traffic:
+        planned[f"{one.axis} {one.collective} calls"] += one.calls
+        planned[f"{one.axis} {one.collective} bytes"] += one.bytes
+    sent: Counter[str] = Counter()
+    for rank in ranks:
+        assert rank.start.degrees == {
+            "tp": 1, "cp": 1, "pp": 1, "dp": 2, "ep": 2, "etp": 1, "edp": 1, "vpp": 1, "stage": 0
+        }  # fmt: skip
+        assert [step.step for step in rank.steps] == [1, 2]
+        spy = json.loads((tmp_path / f"spy{rank.start.rank}.json").read_text())
+        assert spy["left"] == []
+        for index, step in enumerate(rank.steps):
+            mine = slice(4 * index, 4 * index + 4)
+            assert len(step.forward) == len(step.backward) == 4 and len(step.optimizer) == 1
+            assert {str(one.layer): [list(row) for row in one.microbatches] for one in step.tokens} == {
+                layer: rows[mine] for layer, rows in spy["counts"].items()
+            }
+            assert sum(map(sum, step.tokens[0].microbatches)) == 4 * 64 * 2  # microbatches, tokens, experts of each
+            parts = [span.cpu_s for spans in (step.forward, step.backward, step.optimizer) for span in spans]
+            assert 0 < sum(part or 0.0 for part in parts) <= (step.cpu_s or 0.0)
+            assert [one.mark for one in step.memory] == ["begin", "passes", "step"]
+        for row in rank.steps[1].collectives:
+            sent[f"{row.axis} {row.collective} calls"] += row.calls / len(ranks)
+            sent[f"{row.axis} {row.collective} bytes"] += row.calls * row.call_bytes / len(ranks)
+            assert row.timed_calls <= row.calls and (row.wall_s > 0) == (row.timed_calls > 0)
+    assert sent == planned
+    assert {"edp reduce_scatter calls", "ep all_to_all bytes", "dp all_gather bytes"} & set(sent)
+
+
+def test_python_starts_as_before(tmp_path: Path) -> None:
+    """Without a request nothing is loaded; a sitecustomize behind ours runs either way."""
+    write_tree(tmp_path / "probe", probe_files())
+    write_tree(tmp_path / "site", {"sitecustomize.py": "import sys; sys.own = True\n"})
+    code = "import sys; print(sys.own, 'hapmoe_probe.install' in sys.modules, 'torch' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "probe"), str(tmp_path / "site")])}
+    for asked, loaded in (("", "False"), (str(tmp_path / "out"), "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**env, "HAPMOE_PROBE": asked}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["True", loaded, "False"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_carried_files_need_nothing_of_hapmoe() -> None:
+    files = probe_files()
+    assert "sitecustomize.py" in files and "hapmoe_probe/install.py" in files
+    assert not [name for name, text in files.items() if "import hapmoe" in text or "from hapmoe" in text]
+
+
+class Torch:
+    """As much of torch as ``Steps`` asks for."""
+
+    _C = types.SimpleNamespace(_current_graph_task_id=lambda: -1)
+    cuda = types.SimpleNamespace(is_available=lambda: False)
+
+
+def steps_into(rows: list[dict[str, Any]]) -> Steps:
+    return Steps(Torch(), rows.append)
+
+
+def test_optimizers_of_an_optimizer_count_once_and_evaluation_never() -> None:
+    rows: list[dict[str, Any]] = []
+    steps = steps_into(rows)
+    single = steps.optimizer(lambda: 1)
+    chained = steps.optimizer(lambda: single() + single())
+    forward = steps.timed("forward")(lambda: None)
+    passes = steps.passes(lambda *, forward_only: forward())
+    passes(forward_only=True)
+    passes(forward_only=False)
+    assert chained() == 2 and len(rows) == 1
+    assert len(rows[0]["optimizer"]) == len(rows[0]["forward"]) == 1 and rows[0]["since_last_s"] is None
+    chained()  # outside of a step
+    assert len(rows) == 1
+
+
+def test_a_step_without_megatrons_optimizer_ends_where_the_next_begins() -> None:
+    rows: list[dict[str, Any]] = []
+    passes = steps_into(rows).passes(lambda **_: None)
+    for _ in range(3):
+        passes(forward_only=False)
+    assert [row["step"] for row in rows] == [1, 2] and rows[0]["optimizer"] == []
+
+
+def test_a_step_that_fails_is_none() -> None:
+    rows: list[dict[str, Any]] = []
+    steps = steps_into(rows)
+
+    def fail(**_: object) -> None:
+        raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        steps.passes(fail)(forward_only=False)
+    steps.optimizer(lambda: None)()
+    assert rows == []
+
+
+def test_patches_leave_what_others_have_wrapped() -> None:
+    module = types.SimpleNamespace(act=lambda: 1, other=lambda: 2)
+    before = module.act
+    patches = Patches()
+    assert patches.wrap(module, "act", lambda act: lambda: act() + 10)
+    assert patches.wrap(module, "other", lambda act: lambda: act() + 10)
+    assert not patches.wrap(module, "missing", lambda act: act)
+    assert module.act() == 11
+    theirs = module.other = lambda: 3
+    patches.remove()
+    assert module.act is before and module.other is theirs
+
+
+class Event:
+    """A moment of a made-up stream: each is 5 ms after the one before."""
+
+    now = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        self.at = -1.0
+
+    def record(self) -> None:
+        Event.now += 5.0
+        self.at = Event.now
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at - self.at
+
+
+def test_events_on_a_device_and_none_while_a_graph_is_captured() -> None:
+    capturing = [False]
+    device = types.SimpleNamespace(
+        Event=Event,
+        is_available=lambda: True,
+        current_device=lambda: 0,
+        get_device_name=lambda _: "NVIDIA H200",
+        is_current_stream_capturing=lambda: capturing[0],
+        synchronize=lambda: None,
+        memory_allocated=lambda: 1,
+        max_memory_allocated=lambda: 2,
+        memory_reserved=lambda: 3,
+    )
+    clock = choose(types.SimpleNamespace(npu=device, cuda=None))
+    assert isinstance(clock, DeviceClock) and clock.device == "NVIDIA H200"
+    assert clock.seconds(clock.mark(), clock.mark()) == {"wall_s": 0.005}
+    capturing[0] = True
+    assert clock.mark() is None and clock.seconds(None, None) == {}
+    assert clock.memory() == {"allocated_bytes": 1, "peak_bytes": 2, "reserved_bytes": 3}
+
+
+def test_a_full_disk_ends_the_measurement_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank0.jsonl.part").symlink_to("/dev/full")
+    monkeypatch.setenv("HAPMOE_PROBE", str(tmp_path))
+    monkeypatch.setattr("hapmoe.probe.install._rank", lambda: 0)
+    probe = _Probe()
+    monkeypatch.setattr(probe, "_start", lambda: {"event": "start"})
+    probe.write({"event": "step", "step": 1})
+    assert not probe.steps.active
+    assert "rank 0: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_incomplete_and_missing_ranks_are_named(tmp_path: Path) -> None:
+    start = {"event": "start", "schema": 1, "rank": 1, "world_size": 2, "host": "a", "device": "b", "clock": "host"}
+    start |= {"versions": {}, "degrees": {}}
+    step = {"event": "step", "step": 1, "since_last_s": None, "forward": [], "backward": [], "optimizer": []}
+    step |= {"tokens": [], "collectives": [], "memory": []}
+    path = tmp_path / "rank1.jsonl"
+    path.write_text("\n".join(map(json.dumps, (start, step))))
+    with pytest.raises(InputError, match=r"rank1\.jsonl: incomplete"):
+        load_rank(path)
+    path.write_text("\n".join(map(json.dumps, (start, step, {"event": "end", "steps": 1}))))
+    assert load_rank(path).steps[0].step == 1
+    with pytest.raises(InputError, match="rank 0 of 2 has not measured"):
+        load_ranks(tmp_path)
+    path.write_text('{"event": "sta')
+    with pytest.raises(InputError, match="not what the probe writes"):
+        load_rank(path)
