@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -129,6 +130,57 @@ def test_too_few_devices(tmp_path: Path, hosts: TwoHosts) -> None:
     hosts.devices("first", "NVIDIA A100", count=2)
     said = stopped(hosts, launch(tmp_path, slots=2))
     assert said == ["check_hosts: node 1 (10.77.0.2) has 1 devices of type h800, hosts.tsv says 2"]
+
+
+def test_one_machine_under_two_names(tmp_path: Path, hosts: TwoHosts) -> None:
+    for name in ("first", "second"):
+        hosts.devices(name, "NVIDIA A100-SXM4-80GB", serial="same")
+    cluster = b.cluster(b.pool("a100", nodes=2, devices_per_node=1, hosts=HOSTS))
+    plan = resolve(b.job(), cluster, b.plan((3, 5)))
+    files = target("torchrun")(b.job(), cluster, plan, msgspec.json.encode(plan).decode())
+    assert stopped(hosts, write_files(tmp_path / "hapmoe-plan", files)) == [
+        "check_hosts: node 1 (10.77.0.2) and node 0 (10.77.0.1) have the same devices (GPU-same-0): one host stands "
+        "on two lines of hosts.tsv"
+    ]
+
+
+def test_others_at_the_port_hold_nobody_up(tmp_path: Path, hosts: TwoHosts) -> None:
+    """One says nothing, one something else, one half of a line; then the second node reports."""
+    folder = launch(tmp_path)
+    (hosts.bin / "disturbed").write_text(
+        f"""#!{sys.executable}
+import os, socket, subprocess, time
+env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+start = lambda node: subprocess.Popen(["{sys.executable}", "{folder}/check_hosts.py"], env=dict(env, NODE_RANK=node))
+first, others = start("0"), []
+while len(others) < 3:
+    try:
+        others.append(socket.create_connection(("127.0.0.1", 29500)))
+    except OSError:
+        time.sleep(0.05)
+others[0].sendall(b"GET / HTTP/1.1\\r\\n")
+others[1].sendall(b'{{"node"')
+second = start("1")
+assert second.wait(20) == 0 and first.wait(20) == 0
+"""
+    )
+    (hosts.bin / "disturbed").chmod(0o755)
+    run = hosts.run("ip", "netns", "exec", "first", str(hosts.bin / "disturbed"), HAPMOE_CHECK_TIMEOUT="30")
+    assert run.code == 0, run.stderr
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, hosts: TwoHosts) -> None:
+    folder = launch(tmp_path)
+    (hosts.bin / "taken").write_text(
+        f"#!{sys.executable}\nimport socket, subprocess, sys\nwith socket.create_server(('', 29500)):\n"
+        f"    sys.exit(subprocess.run(['{folder}/run_node.sh']).returncode)\n"
+    )
+    (hosts.bin / "taken").chmod(0o755)
+    variables = {"NODE_RANK": "0", "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500"}
+    run = hosts.run("ip", "netns", "exec", "first", str(hosts.bin / "taken"), **variables)
+    assert run.code == 2 and run.stderr.splitlines()[-1] == (
+        "check_hosts: cannot listen on port 29500 of node 0: Address already in use; another MASTER_PORT may be free"
+    )
 
 
 def test_a_rank_that_cannot_join_is_named(tmp_path: Path, hosts: TwoHosts) -> None:

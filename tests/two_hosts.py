@@ -73,9 +73,9 @@ class TwoHosts:
         path.write_text(text)
         path.chmod(0o755)
 
-    def devices(self, name: str, device: str, count: int = 1) -> None:
-        """What nvidia-smi says on one of the hosts."""
-        lines = "".join(f"echo '{device}, 79000'\n" for _ in range(count))
+    def devices(self, name: str, device: str, count: int = 1, serial: str = "") -> None:
+        """What nvidia-smi says on one of the hosts (name, free MiB, uuid)."""
+        lines = "".join(f"echo '{device}, 79000, GPU-{serial or name}-{index}'\n" for index in range(count))
         self._write(f"{name}/nvidia-smi", f"#!/bin/sh\n{lines}")
 
     def installed(self, name: str, package: str, version: str) -> None:

@@ -10,8 +10,6 @@
 #                   full (also a collective in every group), only (full, without training), off
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-
 stop() {
     echo "run_node.sh: $1" >&2
     exit 2
@@ -22,41 +20,52 @@ stop() {
 : "${MASTER_PORT:?is not set: a free port on node 0}"
 
 # One line of hosts.tsv: node_rank, host, type, slots, stages. Its number of lines is the node count.
-nnodes=$(grep -c '^[0-9]' "$here/hosts.tsv" || true)
-read -r _ host type slots stages < <(awk -v n="$NODE_RANK" '$1 == n' "$here/hosts.tsv") ||
-    stop "no node $NODE_RANK in hosts.tsv, which has $nnodes nodes"
+place() {
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+    nodes=$(tr -d '\r' <"$here/hosts.tsv" | awk '$1 ~ /^[0-9]+$/')
+    nnodes=$(wc -l <<<"$nodes")
+    read -r _ host type slots stages < <(awk -v n="$NODE_RANK" '$1 == n' <<<"$nodes")
+}
+place || stop "no node $NODE_RANK in hosts.tsv, which has $nnodes nodes"
+[ -f "$here/env/$type.env" ] || stop "node $NODE_RANK of hosts.tsv is of type $type, and there is no env/$type.env"
 
-# Exports of the script, then what this kind of device needs.
-set -a +u
-# shellcheck source=/dev/null
-. "$here/env/common.env"
-# shellcheck source=/dev/null
-. "$here/env/$type.env"
-set +a -u
+# Exports of the script, then what this kind of device needs. The script may export names like ours: place again.
+load() {
+    set -a +u
+    # shellcheck source=/dev/null
+    . "$1"
+    set +a -u
+    place
+}
+load "$here/env/common.env"
+load "$here/env/$type.env"
 
 echo "run_node.sh: node $NODE_RANK ($host, $type): $slots ranks of stage $stages" >&2
 cd "${HAPMOE_WORKDIR:-.}"
 
+torchrun=$(command -v "${HAPMOE_TORCHRUN:-torchrun}") ||
+    stop "no ${HAPMOE_TORCHRUN:-torchrun} on $host: give its full path as HAPMOE_TORCHRUN"
 check=${HAPMOE_CHECK:-hosts}
 if [ "${HAPMOE_DRY_RUN:-0}" = 1 ]; then check=off; fi
 case $check in off | hosts | full | only) ;; *) stop "HAPMOE_CHECK is $check: off, hosts, full or only" ;; esac
 if [ "$check" != off ]; then
     # With the Python of torchrun: its packages are those that the ranks see.
-    python=$(dirname "$(command -v "${HAPMOE_TORCHRUN:-torchrun}")")/python3
+    python=$(dirname "$torchrun")/python3
     if [ ! -x "$python" ]; then python=python3; fi
     "$python" "$here/check_hosts.py" || exit $?
 fi
 
 # Static rendezvous: rank = ranks of the nodes before + local rank. The c10d rendezvous sorts nodes
 # by host name and would put stages on the wrong devices.
-torchrun=("${HAPMOE_TORCHRUN:-torchrun}"
+start=("$torchrun"
     --rdzv-backend static
     --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"
     --nnodes "$nnodes"
     --node-rank "$NODE_RANK"
     --nproc-per-node "$slots")
 if [ "$check" = full ] || [ "$check" = only ]; then
-    "${torchrun[@]}" "$here/check_ranks.py" || exit $?
+    "${start[@]}" "$here/check_ranks.py" || exit $?
+    if [ "$check" = only ]; then exit 0; fi
+    "$python" "$here/check_hosts.py" --again || exit $? # all have left, before anybody meets there again
 fi
-if [ "$check" = only ]; then exit 0; fi
-exec "${torchrun[@]}" "$here/entry.py"
+exec "${start[@]}" "$here/entry.py"

@@ -7,6 +7,7 @@ Python alone; takes a second.
 
     HAPMOE_CHECK_TIMEOUT=300    seconds to wait for the last node
     HAPMOE_SKIP_DEVICE_CHECK=1  do not compare devices with the plan's
+    --again                     only wait for all nodes to be here
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import platform
 import re
+import selectors
 import socket
 import subprocess
 import sys
@@ -27,7 +29,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flagcx", "torch-npu")
 LIBRARIES = {"nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"}
-TIMEOUT = float(os.environ.get("HAPMOE_CHECK_TIMEOUT", "300"))
+try:
+    TIMEOUT = float(os.environ.get("HAPMOE_CHECK_TIMEOUT") or "300")
+except ValueError:
+    sys.exit(f"check_hosts: HAPMOE_CHECK_TIMEOUT is {os.environ['HAPMOE_CHECK_TIMEOUT']!r}, not seconds")
 LIMIT = 1 << 20
 
 Facts = dict[str, Any]
@@ -35,9 +40,8 @@ Facts = dict[str, Any]
 
 def table() -> list[list[str]]:
     """Lines of hosts.tsv: node rank, host, type, slots, stages."""
-    return [
-        line.split() for line in (HERE / "hosts.tsv").read_text(encoding="utf-8").splitlines() if line[:1].isdigit()
-    ]
+    lines = (HERE / "hosts.tsv").read_text(encoding="utf-8").splitlines()
+    return [words for line in lines if (words := line.split()) and words[0].isdigit()]
 
 
 def tool(*command: str) -> str:
@@ -47,23 +51,26 @@ def tool(*command: str) -> str:
         return ""
 
 
-def devices() -> list[tuple[str, float | None]]:
-    """(name, free GiB) of every device here, by the vendor's tool; empty where there is none."""
-    found: list[tuple[str, float | None]] = []
-    for line in tool("nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noheader,nounits").splitlines():
-        name, _, free = line.rpartition(",")
-        found.append((name.strip(), float(free) / 1024 if free.strip().isdigit() else None))
-    if not found and (text := tool("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")):
+def devices() -> list[tuple[str, float | None, str]]:
+    """(name, free GiB, what no other device is called) of every device here, by the vendor's tool; empty
+    where there is none."""
+    found: list[tuple[str, float | None, str]] = []
+    for line in tool("nvidia-smi", "--query-gpu=name,memory.free,uuid", "--format=csv,noheader,nounits").splitlines():
+        name, free, unique, *_ = [*map(str.strip, line.split(",")), "", ""]
+        found.append((name, float(free) / 1024 if free.isdigit() else None, unique))
+    asked = ("--showproductname", "--showuniqueid", "--showmeminfo", "vram", "--json")
+    if not found and (text := tool("rocm-smi", *asked)):
         for card, row in json.loads(text).items():
             if card.startswith("card"):
                 values = {key.lower(): value for key, value in row.items()}
                 total, used = values.get("vram total memory (b)"), values.get("vram total used memory (b)")
                 free_gib = (int(total) - int(used)) / 2**30 if total and used else None
-                found.append((values.get("card series", values.get("card model", "")), free_gib))
+                name = values.get("card series", values.get("card model", ""))
+                found.append((name, free_gib, values.get("unique id", "")))
     if not found:
         for line in tool("npu-smi", "info", "-m").splitlines():
             if match := re.search(r"(Ascend\s*\w+)", line):
-                found.append((match[1], None))
+                found.append((match[1], None, ""))
     return found
 
 
@@ -86,7 +93,7 @@ def digest(data: bytes) -> str:
 
 
 def facts(node: int) -> Facts:
-    names = ["plan.json", "hosts.tsv", "entry.py", "run_node.sh"]
+    names = ["plan.json", "hosts.tsv", "entry.py", "run_node.sh", "check_hosts.py", "check_ranks.py"]
     names += sorted(str(path.relative_to(HERE)) for folder in ("args", "env") for path in (HERE / folder).iterdir())
     return {
         "node": node,
@@ -111,7 +118,7 @@ def wrong_devices(rows: list[list[str]], told: dict[int, Facts]) -> list[str]:
     wrong: dict[int, str] = {}
     problems = []
     for node, one in sorted(told.items()):
-        label, names = f"node {node} ({rows[node][1]})", [name for name, _ in one["devices"]]
+        label, names = f"node {node} ({rows[node][1]})", [name for name, *_ in one["devices"]]
         if not names:
             continue
         # Other devices beside the plan's do no harm: a host may hold two kinds.
@@ -135,6 +142,22 @@ def wrong_devices(rows: list[list[str]], told: dict[int, Facts]) -> list[str]:
             other = next(iter(hint[node] - {node}))
             said += f": swap it with node {other} ({rows[other][1]}) in hosts.tsv"
         problems.append(said)
+    return problems
+
+
+def shared_devices(rows: list[list[str]], told: dict[int, Facts]) -> list[str]:
+    """Two lines of hosts.tsv that are one machine under two names, with equal devices for both."""
+    problems = []
+    holder: dict[tuple[str, str], int] = {}
+    for node, one in sorted(told.items()):
+        keys = [(rows[node][2], unique) for *_, unique in one["devices"] if unique and not one["visible"]]
+        if both := [key for key in keys if key in holder]:
+            other = holder[both[0]]
+            problems.append(
+                f"node {node} ({rows[node][1]}) and node {other} ({rows[other][1]}) have the same devices "
+                f"({both[0][1]}): one host stands on two lines of hosts.tsv"
+            )
+        holder.update(dict.fromkeys(keys, node))
     return problems
 
 
@@ -168,7 +191,7 @@ def judge(rows: list[list[str]], told: dict[int, Facts]) -> list[str]:
     """What is wrong, one line each; empty: train."""
     missing = [node for node in range(len(rows)) if node not in told]
     problems = [f"node {node} ({rows[node][1]}) did not report within {TIMEOUT:g} s" for node in missing]
-    return problems + wrong_devices(rows, told) + differing(rows, told)
+    return problems + wrong_devices(rows, told) + shared_devices(rows, told) + differing(rows, told)
 
 
 def page(rows: list[list[str]], told: dict[int, Facts]) -> str:
@@ -178,8 +201,8 @@ def page(rows: list[list[str]], told: dict[int, Facts]) -> str:
         if one is None:
             lines.append(f"{node:>4}  {row[1]:<20}  {row[2]:<20}  did not report")
             continue
-        names = sorted({name for name, _ in one["devices"]}) or ["not known here"]
-        free = [value for _, value in one["devices"] if value is not None]
+        names = sorted({name for name, *_ in one["devices"]}) or ["not known here"]
+        free = [value for _, value, _ in one["devices"] if value is not None]
         least = f"{min(free):.1f}" if free else "-"
         shown = f"{len(one['devices']) or row[3]} x {', '.join(names)}"
         lines.append(
@@ -189,6 +212,85 @@ def page(rows: list[list[str]], told: dict[int, Facts]) -> str:
             lines.append(f"      and {len(rows) - node - 1} more")
             break
     return "\n".join(lines)
+
+
+def parse(data: bytes, own: Facts, nodes: int) -> Facts | None:
+    """What another node says of itself; None for anything that is not of the kind of our own."""
+    try:
+        one = json.loads(data)
+    except ValueError:
+        return None
+    alike = isinstance(one, dict) and one.keys() == own.keys()
+    alike = alike and all(isinstance(one[name], type(value)) for name, value in own.items())
+    return one if alike and 0 <= one["node"] < nodes else None
+
+
+def listen(port: int, backlog: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
+
+
+def hear(server: socket.socket, own: Facts, nodes: int) -> tuple[dict[int, Facts], list[socket.socket], list[str]]:
+    """(facts by node, who waits for the verdict, nodes that are there twice). Whoever else connects to the
+    port, or says nothing, holds nobody up."""
+    told: dict[int, Facts] = {own["node"]: own}
+    speakers: list[socket.socket] = []
+    heard: dict[socket.socket, bytes] = {}
+    deadline = time.monotonic() + TIMEOUT
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(server, selectors.EVENT_READ)
+        while len(told) < nodes and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                if key.fileobj is server:
+                    connection, _ = server.accept()
+                    heard[connection] = b""
+                    waiting.register(connection, selectors.EVENT_READ)
+                    continue
+                connection = key.fileobj  # type: ignore[assignment]
+                try:
+                    part = connection.recv(1 << 16)
+                except OSError:
+                    part = b""
+                heard[connection] += part
+                complete = heard[connection].endswith(b"\n")
+                if part and not complete and len(heard[connection]) < LIMIT:
+                    continue
+                waiting.unregister(connection)
+                one = parse(heard.pop(connection), own, nodes) if complete else None
+                if one is None:
+                    connection.close()
+                    continue
+                speakers.append(connection)
+                if one["node"] in told:
+                    first, second = told[one["node"]]["hostname"], one["hostname"]
+                    return told, speakers, [f"{second} says that it is node {one['node']}, and so does {first}"]
+                told[one["node"]] = one
+    for connection in heard:
+        connection.close()
+    return told, speakers, []
+
+
+def gather(port: int, rows: list[list[str]], own: Facts, *, quiet: bool) -> list[str]:
+    """Node 0: hear all others, judge, tell them."""
+    try:
+        server = listen(port, len(rows))
+    except OSError as error:
+        said = os.strerror(error.errno or 0)
+        return [f"cannot listen on port {port} of node 0: {said}; another MASTER_PORT may be free"]
+    with server:
+        told, speakers, twice = hear(server, own, len(rows))
+    problems = twice or judge(rows, told)
+    if not quiet:
+        print(page(rows, told), file=sys.stderr)
+    for connection in speakers:
+        try:
+            connection.settimeout(10)
+            connection.sendall(json.dumps(problems).encode() + b"\n")
+            connection.close()
+        except OSError:
+            continue
+    return problems
 
 
 def read_line(connection: socket.socket, deadline: float) -> bytes:
@@ -202,39 +304,6 @@ def read_line(connection: socket.socket, deadline: float) -> bytes:
     return data
 
 
-def gather(port: int, rows: list[list[str]], own: Facts) -> list[str]:
-    """Node 0: hear all others, judge, tell them."""
-    told: dict[int, Facts] = {0: own}
-    twice: list[str] = []
-    open_ones: list[socket.socket] = []
-    deadline = time.monotonic() + TIMEOUT
-    with socket.create_server(("", port), backlog=len(rows)) as server:
-        while len(told) < len(rows) and not twice and (left := deadline - time.monotonic()) > 0:
-            server.settimeout(left)
-            try:
-                connection, _ = server.accept()
-                one = json.loads(read_line(connection, deadline))
-                node = int(one["node"])
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # not one of ours, or gone: its node will be missing
-            open_ones.append(connection)
-            if node in told or not 0 <= node < len(rows):
-                twice.append(
-                    f"{one['hostname']} says that it is node {node}, and so does {told.get(node, own)['hostname']}"
-                )
-            else:
-                told[node] = one
-    problems = twice or judge(rows, told)
-    print(page(rows, told), file=sys.stderr)
-    for connection in open_ones:
-        try:
-            connection.sendall(json.dumps(problems).encode() + b"\n")
-            connection.close()
-        except OSError:
-            continue
-    return problems
-
-
 def report(address: str, port: int, own: Facts) -> list[str]:
     """Another node: tell node 0, hear the verdict."""
     deadline = time.monotonic() + TIMEOUT
@@ -243,11 +312,12 @@ def report(address: str, port: int, own: Facts) -> list[str]:
         try:
             with socket.create_connection((address, port), timeout=5) as connection:
                 connection.sendall(json.dumps(own).encode() + b"\n")
-                if answer := read_line(connection, deadline + 10):
-                    return list(json.loads(answer))
+                answer = read_line(connection, deadline + 10)
+                if answer.endswith(b"\n"):
+                    return [str(line) for line in json.loads(answer)]
                 said = "it hung up"
-        except OSError as error:
-            said = error.strerror or str(error)
+        except (OSError, ValueError, TypeError) as error:
+            said = getattr(error, "strerror", None) or str(error)
         time.sleep(0.2)
     return [f"node {own['node']} cannot reach node 0 at {address}:{port} within {TIMEOUT:g} s: {said}"]
 
@@ -258,8 +328,10 @@ def main() -> None:
         print("check_hosts: hosts.tsv still says CHANGE-ME: write the host names there", file=sys.stderr)
         raise SystemExit(2)
     own = facts(node)
+    quiet = "--again" in sys.argv
     if node == 0:
-        problems = gather(int(os.environ["MASTER_PORT"]), rows, own) if len(rows) > 1 else judge(rows, {0: own})
+        port = int(os.environ["MASTER_PORT"])
+        problems = gather(port, rows, own, quiet=quiet) if len(rows) > 1 else judge(rows, {0: own})
     else:
         problems = report(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), own)
     for problem in problems:
