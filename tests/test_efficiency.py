@@ -10,7 +10,7 @@ from shapes_of import DEEPSEEK_V3, MIXTRAL_8X7B, job_of, options_of, pool_of
 
 from hapmoe.catalog import find_device, load_catalog
 from hapmoe.efficiency import attention_seconds, efficiency_of, gemm_seconds
-from hapmoe.pricing import explain, price, source_share
+from hapmoe.pricing import explain, price
 
 
 def _tflops(device: str, m: float, n: float, k: float, precision: str = "bf16") -> float:
@@ -62,7 +62,9 @@ def test_every_device_of_the_catalogue_has_curves() -> None:
         pool = pool_of(name)
         table = price(job_of(MIXTRAL_8X7B, precision="bf16"), pool, options_of(dp=2))
         assert np.isfinite(table.forward_CK).all() and (table.forward_CK > 0).all(), name
-        assert sum(source_share(job_of(MIXTRAL_8X7B), pool).values()) == 1
+        for line in explain(job_of(MIXTRAL_8X7B), pool, options_of(dp=2)):
+            assert sum(line.sources.values()) == pytest.approx(line.forward_s + line.backward_s)
+            assert set(line.sources) <= {"roofline", "assumed"}
 
 
 def test_pricing_is_fast_enough_for_a_hundred_thousand_options_per_second() -> None:

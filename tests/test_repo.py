@@ -20,14 +20,14 @@ ORDER = [
     *("fields", "yamlfile", "catalog", "clusterfile", "planfile", "tables"),
     *("script", "inputs", "extract"),
     *("efficiency", "comm"),
-    *("counting", "shapes", "workload", "memory", "timing", "pricing"),
+    *("counting", "shapes", "workload", "memory", "kernels", "timing", "pieces", "pricing"),
     *("schedule", "stagecost", "boundary", "volumes"),
     *("resolve", "backends", "rules"),
     *("cost", "search", "present", "compare"),
     *("launch",),
     *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "report", "trace"),
     *("runnable", "checking", "replanning", "planning", "api", "probe", "profiling", "lab"),
-    *("cli_options", "cli_launch", "cli", "__main__"),
+    *("cli_options", "cli_launch", "cli_tables", "cli", "__main__"),
 ]
 """A module or package may use what stands before it, and nothing behind. A new one needs its place here."""
 

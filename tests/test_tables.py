@@ -104,9 +104,9 @@ def test_a_file_looks_like_this() -> None:
         f"# - {{id: {RUN.id}, date: '2026-11-30T10:48:00Z', command: hapmoe profile compute}}\n"
     )
     assert checksum and body.splitlines()[1:] == [
-        "run,op,direction,precision,m,n,k,groups,median_s,p10_s,p90_s,samples",
-        f"{RUN.id},gemm,forward,bf16,8,8,8,1,0.001,0.001,0.002,5",
-        f"{RUN.id},gemm,forward,bf16,16,8,8,1,0.001,0.001,0.002,5",
+        "run,op,direction,precision,m,n,k,v,groups,median_s,p10_s,p90_s,samples",
+        f"{RUN.id},gemm,forward,bf16,8,8,8,0,1,0.001,0.001,0.002,5",
+        f"{RUN.id},gemm,forward,bf16,16,8,8,0,1,0.001,0.001,0.002,5",
     ]
 
 
@@ -208,3 +208,61 @@ def test_a_folder_that_is_held_is_said(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another process is writing"):
             tables.save(tmp_path, table_of(gemm(16)), wait_s=0.05)
+
+
+# ---------------------------------------------------------------------------------- the command line
+
+
+def hapmoe(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[1]
+    env = os.environ | {"PYTHONPATH": str(root / "src"), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "hapmoe", *map(str, words)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_tables_on_the_command_line(tmp_path: Path) -> None:
+    from hapmoe.__main__ import cli
+
+    def run(*words: str | Path) -> int:
+        with cli.make_context("hapmoe", [str(word) for word in words]) as context:
+            return int(cli.invoke(context))
+
+    a, b, both = tmp_path / "a", tmp_path / "b", tmp_path / "both"
+    tables.save(a, table_of(gemm(8)))
+    tables.save(b, table_of(gemm(16)))
+    assert run("tables", "merge", a, b, "--out", both) == 0
+    assert run("tables", "export", both, "--out", tmp_path / "rows.json") == 0
+    rows = msgspec.json.decode((tmp_path / "rows.json").read_bytes())
+    assert [(row["m"], row["device"], row["date"]) for row in rows] == [(8, "cpu", RUN.date), (16, "cpu", RUN.date)]
+    assert run("tables", "lend", both, "--from", "cpu", "--to", "t4-16g", "--reason", "a test") == 0
+    assert tables.load(both)[0].borrowed[0].device == "t4-16g"
+    assert run("tables", "verify", both) == 0
+    (path,) = both.glob("*.csv")
+    path.write_text(path.read_text().replace("0.002", "0.003"))
+    assert run("tables", "verify", both) == 1
+
+
+def test_a_prediction_from_tables_says_so(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    size = {
+        "ranks": 8,
+        "ranks_per_node": 8,
+        "link": "node",
+        "median_s": 1e-2,
+        "p10_s": 1e-2,
+        "p90_s": 1e-2,
+        "samples": 9,
+    }
+    rows = tuple(Collective(run=RUN.id, collective=name, bytes=10**8, **size) for name in ("all_gather", "all_to_all"))
+    tables.save(tmp_path, Table(kind="collectives", device="NVIDIA H100 80GB HBM3", runs=(RUN,), rows=rows))
+    words = [
+        "predict",
+        root / "examples" / "mixtral-8x7b.sh",
+        "--cluster",
+        root / "examples" / "clusters" / "h100.yaml",
+    ]
+    done = hapmoe(*words, "--json", "--tables", tmp_path)
+    share = msgspec.json.decode(done.stdout)["estimate"]["source_share"]
+    assert share["extrapolated"] > 0.01 and abs(sum(share.values()) - 1) < 1e-9
+    refused = hapmoe(*words, "--tables", tmp_path / "none")
+    assert refused.returncode == 2 and "no such folder of tables" in refused.stderr

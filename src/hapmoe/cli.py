@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe import __version__, cli_launch
-from hapmoe.cli_options import SCRIPT, as_json, environment, for_version, read_job, show, takes_cluster, together
+from hapmoe import __version__, cli_launch, cli_tables
+from hapmoe.cli_options import (
+    SCRIPT,
+    as_json,
+    environment,
+    for_version,
+    read_cluster,
+    read_job,
+    show,
+    takes_cluster,
+    takes_tables,
+    together,
+)
 
 if TYPE_CHECKING:
     from hapmoe.cluster import Cluster
@@ -47,6 +58,7 @@ reads_script = together(
 @cli.command(context_settings=SCRIPT)
 @reads_script
 @takes_cluster
+@takes_tables
 @click.option("--out", default="hapmoe-plan", metavar="DIR", help="Where the launcher goes.", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an earlier plan in DIR.")
 @click.option("--planner", default="exact", metavar="NAME", help="exact, uniform, hs-dp, alpa …", show_default=True)
@@ -64,6 +76,7 @@ def plan(
     script: str,
     args: tuple[str, ...],
     cluster_file: str,
+    table_folders: tuple[str, ...],
     out: str,
     force: bool,
     planner: str,
@@ -86,14 +99,13 @@ def plan(
     import time
 
     from hapmoe import launch
-    from hapmoe.clusterfile import load_cluster
     from hapmoe.launch.write import write_files
     from hapmoe.planning import artefacts, plan_job
     from hapmoe.search import Restrictions
 
     began = time.perf_counter()
     launch.target(target)
-    cluster = load_cluster(cluster_file)
+    cluster = read_cluster(cluster_file, table_folders)
     job = read_job(script, args, megatron_version, **reading)
     with _progress() as progress:
         planned = plan_job(
@@ -150,6 +162,7 @@ def plan(
     ),
 )
 @takes_cluster
+@takes_tables
 @click.option("--plan", "plan_file", metavar="FILE", help="A plan.json instead of the script's own degrees.")
 @for_version
 @as_json
@@ -157,6 +170,7 @@ def predict(
     script: str | None,
     args: tuple[str, ...],
     cluster_file: str,
+    table_folders: tuple[str, ...],
     plan_file: str | None,
     megatron_version: str | None,
     as_json: bool,
@@ -170,14 +184,13 @@ def predict(
 
     import msgspec
 
-    from hapmoe.clusterfile import load_cluster
     from hapmoe.cost import evaluate
     from hapmoe.errors import InputError
     from hapmoe.planfile import dump_plan
 
     if script is None:
         raise InputError("no script", where="predict", hint="hapmoe predict SCRIPT --cluster FILE [--plan plan.json]")
-    cluster = load_cluster(cluster_file)
+    cluster = read_cluster(cluster_file, table_folders)
     job = read_job(script, args, megatron_version, **reading)
     chosen, violations, note = _configuration(job, cluster, plan_file)
     estimate = None
@@ -212,6 +225,7 @@ def predict(
 @cli.command(context_settings=SCRIPT)
 @reads_script
 @takes_cluster
+@takes_tables
 @click.option("--planners", default="", metavar="A,B", help="Which, besides exact; all unless given.")
 @click.option("--backend", default="megatron", metavar="B", help="What runs the plans.", show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound: ep=8, tp=..4, mbs=1,2, order=a,b.")
@@ -222,6 +236,7 @@ def compare(
     script: str,
     args: tuple[str, ...],
     cluster_file: str,
+    table_folders: tuple[str, ...],
     planners: str,
     backend: str,
     settings: tuple[str, ...],
@@ -234,10 +249,9 @@ def compare(
 
     Every plan is scored by the same model on the same cluster.
     """
-    from hapmoe.clusterfile import load_cluster
     from hapmoe.compare import compare_planners, note_on_terminal, to_document
 
-    cluster = load_cluster(cluster_file)
+    cluster = read_cluster(cluster_file, table_folders)
     job = read_job(script, args, megatron_version, **reading)
     wanted = [name.strip() for name in planners.split(",") if name.strip()]
     with note_on_terminal() as note:
@@ -365,5 +379,5 @@ class _progress:
             click.echo("\r" + " " * 78 + "\r", err=True, nl=False)
 
 
-for command in (cli_launch.check, cli_launch.render, cli_launch.replan):
+for command in (cli_launch.check, cli_launch.render, cli_launch.replan, cli_tables.tables):
     cli.add_command(command)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe.cli_options import SCRIPT, as_json, for_version, read_job, show, takes_cluster, together
+from hapmoe.cli_options import (
+    SCRIPT,
+    as_json,
+    for_version,
+    read_cluster,
+    read_job,
+    show,
+    takes_cluster,
+    takes_tables,
+    together,
+)
 
 if TYPE_CHECKING:
     from hapmoe.cluster import Cluster
@@ -131,6 +141,7 @@ def check(
 @click.command(context_settings=SCRIPT)
 @reads_plan
 @takes_cluster
+@takes_tables
 @launches
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound the new plan.")
 @click.option("--out", default="hapmoe-resume", metavar="DIR", help="Where the resume goes.", show_default=True)
@@ -142,6 +153,7 @@ def replan(
     args: tuple[str, ...],
     script: str | None,
     cluster_file: str,
+    table_folders: tuple[str, ...],
     backend: str | None,
     target: str,
     options: str | None,
@@ -160,12 +172,11 @@ def replan(
     """
     import json
 
-    from hapmoe.clusterfile import load_cluster
     from hapmoe.planning import plan_job
     from hapmoe.replanning import resume_job, switch
     from hapmoe.units import format_seconds
 
-    cluster = load_cluster(cluster_file)
+    cluster = read_cluster(cluster_file, table_folders)
     old, job = _plan_and_job(plan_file, script, args, None, megatron_version, "replan", reading)
     planned = plan_job(
         job, cluster, backend=backend or old.backend, settings=settings, time_limit_s=time_limit, compare=False

@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from hapmoe.cluster import Cluster
     from hapmoe.job import JobSpec
 
-__all__ = ["SCRIPT", "as_json", "environment", "for_version", "read_job", "show", "takes_cluster", "together"]
+__all__ = [
+    "SCRIPT",
+    "as_json",
+    "environment",
+    "for_version",
+    "read_cluster",
+    "read_job",
+    "show",
+    "takes_cluster",
+    "takes_tables",
+    "together",
+]
 
 # Options of the script stand behind SCRIPT and are handed on; ours may stand anywhere before "--".
 SCRIPT = {"ignore_unknown_options": True}
@@ -29,8 +41,23 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 takes_cluster = click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="cluster.yaml")
+takes_tables = click.option(
+    "--tables", "table_folders", multiple=True, metavar="DIR", help="Measured tables, in place of the model's figures."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 for_version = click.option("--megatron-version", metavar="V", help="Megatron-Core that will run the plan, e.g. 0.16.1.")
+
+
+def read_cluster(cluster_file: str, table_folders: tuple[str, ...] = ()) -> Cluster:
+    """The cluster of a file, with the measurements of some folders of tables."""
+    from hapmoe.clusterfile import load_cluster
+
+    cluster = load_cluster(cluster_file)
+    if not table_folders:
+        return cluster
+    from hapmoe import tables
+
+    return tables.attach(cluster, [table for folder in table_folders for table in tables.load(folder)])
 
 
 def read_job(script: str, args: tuple[str, ...], megatron_version: str | None, **reading: Any) -> JobSpec:

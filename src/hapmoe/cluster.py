@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from hapmoe.measured import Measurements
+
 __all__ = ["Cluster", "Device", "Link", "Network", "Pool"]
 
 
@@ -72,6 +74,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Kept free on each device; None: the default of the memory calibration."""
     price_per_device_hour: float | None = None
     power_w: float | None = None
+    tables: Measurements | None = None
+    """Figures that take the place of the model's (``tables.attach``)."""
 
     @property
     def num_devices(self) -> int:
@@ -88,6 +92,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """nccl, rccl, hccl, flagcx or gloo (through host memory)."""
     source: str = "cluster file"
     """ASSUMED where nobody stated it."""
+    tables: Measurements | None = None
+    """Measured sends between the two pools."""
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +104,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     readings: tuple[str, ...] = ()
     """How ambiguous input was read ("'h200' read as h200-141g-sxm"), for the summary."""
     sha256: str = ""
+    tables_sha256: str = ""
+    """Over all measurements that were given; empty: none."""
 
     def pool(self, name: str) -> Pool:
         """The pool called ``name``; KeyError if there is none."""

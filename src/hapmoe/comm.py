@@ -11,17 +11,20 @@ an all-to-all sends) and applies (n-1)/n itself. Array suffix: K option.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from hapmoe.cluster import Device, Link, Pool
 from hapmoe.efficiency import load_yaml
-from hapmoe.options import FloatArray, Options
+from hapmoe.measured import Collective, Measurements
+from hapmoe.options import FloatArray, IntArray, Options
+from hapmoe.tables.lookup import SOURCES, ratio_along, weights_among
 
-__all__ = ["Fabric", "Group", "collective_s", "fabric_of", "group_of", "send_s"]
+__all__ = ["Fabric", "Group", "collective_s", "collective_with_source", "fabric_of", "group_of", "send_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,75 @@ def _inside_s(
 
 
 def collective_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, *, copies: float = 1.0) -> FloatArray:
-    """Seconds of one collective; 0 where the group has one member.
+    """Seconds of one collective, measured where the pool has tables; 0 where the group has one member."""
+    return collective_with_source(pool, group, collective, bytes_K, copies=copies)[0]
+
+
+def collective_with_source(
+    pool: Pool, group: Group, collective: str, bytes_K: FloatArray, *, copies: float = 1.0
+) -> tuple[FloatArray, IntArray]:
+    """Seconds of one collective, and where they come from (positions in ``tables.lookup.SOURCES``).
+
+    Groups of a size that was not measured are the model's, scaled as the nearest measured sizes of
+    the same link class are: tables of 4 nodes say how 16 nodes do (the paper's Appendix D).
+    """
+    seconds_K = _modelled_s(pool, group, collective, bytes_K, copies)
+    source_K = np.full(len(seconds_K), SOURCES.index("roofline"))
+    if pool.tables is None:
+        return seconds_K, source_K
+    shapes = _measured_shapes(pool.tables, collective)
+    for link, far in (("node", False), ("network", True)):
+        here_K = (group.size_K > 1) & ((group.nodes_K > 1) == far)
+        rows = {key: series for key, series in shapes.items() if key[0] == link}
+        if rows and here_K.any():
+            asked_XD = np.stack([group.size_K[here_K], group.inside_K[here_K]], axis=1)
+            ratio_X, source_X = _group_ratio(pool, collective, rows, asked_XD, bytes_K[here_K], seconds_K[here_K])
+            seconds_K[here_K] = seconds_K[here_K] * ratio_X
+            source_K[here_K] = source_X
+    return seconds_K, source_K
+
+
+_Series = dict[tuple[str, int, int], tuple[FloatArray, FloatArray]]
+"""Bytes and seconds by link class, ranks and ranks per node."""
+
+
+@lru_cache(maxsize=256)
+def _measured_shapes(tables: Measurements, collective: str) -> _Series:
+    rows: dict[tuple[str, int, int], list[Collective]] = {}
+    for row in tables.collectives:
+        if row.collective == collective and row.setting == "alone" and row.bytes > 0:
+            rows.setdefault((row.link, row.ranks, row.ranks_per_node), []).append(row)
+    return {
+        key: (np.array([float(row.bytes) for row in series]), np.array([row.median_s for row in series]))
+        for key, series in rows.items()
+    }
+
+
+def _group_ratio(
+    pool: Pool, collective: str, rows: _Series, asked_XD: FloatArray, bytes_X: FloatArray, model_X: FloatArray
+) -> tuple[FloatArray, IntArray]:
+    """Measured over modelled for groups of (ranks, ranks per node), by bytes."""
+    points_RD = np.array([[float(ranks), float(per_node)] for _, ranks, per_node in rows])
+    bytes_X = np.maximum(bytes_X, 1.0)
+    ratio_XR, source_XR = np.empty((len(bytes_X), len(rows))), np.empty((len(bytes_X), len(rows)), np.int64)
+    for index, ((_, ranks, per_node), (sizes, seconds)) in enumerate(rows.items()):
+
+        def model(sizes: FloatArray, ranks: float = ranks, per_node: float = per_node) -> FloatArray:
+            whole = np.ones(len(sizes))
+            shape = Group(ranks * whole, per_node * whole, np.ceil(ranks / per_node) * whole)
+            return _modelled_s(pool, shape, collective, sizes, 1.0)
+
+        same_X = (asked_XD == points_RD[index]).all(axis=1)
+        at_X = np.where(same_X, model_X, model(bytes_X))
+        ratio_XR[:, index], source_XR[:, index] = ratio_along(sizes, seconds, model(sizes), bytes_X, at_X)
+    weight_XR, group_source_X = weights_among(points_RD, asked_XD)
+    nearest_X = weight_XR.argmax(axis=1)
+    source_X = np.maximum(group_source_X, source_XR[np.arange(len(bytes_X)), nearest_X])
+    return np.exp2((weight_XR * np.log2(ratio_XR)).sum(axis=1)), source_X
+
+
+def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, copies: float) -> FloatArray:
+    """Seconds of one collective by the fabric's curves; 0 where the group has one member.
 
     Ring collectives go round all members: inside a node over the scale-up link, between nodes over
     the NICs of the group's members there (q of them: the other devices' groups use the others). An
@@ -194,15 +265,50 @@ def send_s(
     ``senders_K``: ranks of one node that send at once (the smaller of the stage and the node).
     ``same_node_K``: true where both stages live on one node (scale-up link). Across nodes the node's
     NICs are shared by its senders; across pools the link of the cluster file is. Gloo goes through
-    host memory on both sides.
+    host memory on both sides. Where sends were measured the model is scaled to them: by size, one
+    sender alone.
     """
-    fabric = fabric_of(pool.device)
-    p2p, network = fabric.table["send_recv"], fabric.table["network"]["send_recv"]
     if link is not None:
-        seconds_K = link.latency_s + bytes_K * senders_K / (link.bytes_per_s * float(network["e_max"]))
-        if link.transport == "gloo":
-            seconds_K = seconds_K + 2.0 * bytes_K / float(fabric.table["host_copy"]["bytes_per_s"])
-        return np.asarray(seconds_K, dtype=np.float64)
+        across = "--".join(sorted(link.between))
+        return _sent_s(link.tables, across, bytes_K, senders_K, partial(_across_s, pool, link))
+    far_K = _sent_s(pool.tables, "network", bytes_K, senders_K, partial(_far_s, pool, to))
+    if same_node_K is None:
+        return far_K
+    near_K = _sent_s(pool.tables, "node", bytes_K, senders_K, partial(_near_s, pool))
+    return np.asarray(np.where(same_node_K, near_K, far_K), dtype=np.float64)
+
+
+def _sent_s(
+    tables: Measurements | None,
+    link: str,
+    bytes_K: FloatArray,
+    senders_K: FloatArray,
+    model: Callable[[FloatArray, FloatArray], FloatArray],
+) -> FloatArray:
+    """The model's seconds, scaled as a single sender's were measured."""
+    seconds_K = np.asarray(model(bytes_K, senders_K), dtype=np.float64)
+    series = _measured_shapes(tables, "send_recv") if tables is not None else {}
+    found = [rows for (name, _, _), rows in series.items() if name == link]
+    if not found:
+        return seconds_K
+    sizes_R, seconds_R = (np.concatenate(part) for part in zip(*found, strict=True))
+    bytes_K = np.maximum(bytes_K, 1.0)
+    alone_R, alone_K = model(sizes_R, np.ones(len(sizes_R))), model(bytes_K, np.ones(len(bytes_K)))
+    return seconds_K * ratio_along(sizes_R, seconds_R, alone_R, bytes_K, alone_K)[0]
+
+
+def _across_s(pool: Pool, link: Link, bytes_K: FloatArray, senders_K: FloatArray) -> FloatArray:
+    table = fabric_of(pool.device).table
+    seconds_K = link.latency_s + bytes_K * senders_K / (
+        link.bytes_per_s * float(table["network"]["send_recv"]["e_max"])
+    )
+    if link.transport == "gloo":
+        seconds_K = seconds_K + 2.0 * bytes_K / float(table["host_copy"]["bytes_per_s"])
+    return seconds_K
+
+
+def _far_s(pool: Pool, to: Pool | None, bytes_K: FloatArray, senders_K: FloatArray) -> FloatArray:
+    network = fabric_of(pool.device).table["network"]["send_recv"]
     rate = pool.network.node_bytes_per_s
     latency = pool.network.latency_s
     if to is not None:
@@ -210,10 +316,11 @@ def send_s(
     far_K = network["alpha_s"] + latency + bytes_K * senders_K / (rate * network["e_max"])
     # a rank reaches one NIC of its own, or the share it has of fewer NICs
     own = pool.network.nic_bytes_per_s * max(1.0, pool.network.nics_per_node / pool.devices_per_node)
-    far_K = np.maximum(far_K, network["alpha_s"] + latency + bytes_K / (own * network["e_max"]))
-    if same_node_K is None:
-        return np.asarray(far_K)
-    device = pool.device
-    rate_near = device.scale_up_bytes_per_s / (max(device.devices_per_node - 1, 1) if fabric.mesh else 1)
-    near_K = p2p["alpha_s"] + device.scale_up_latency_s + bytes_K / (rate_near * p2p["e_max"])
-    return np.asarray(np.where(same_node_K, near_K, far_K), dtype=np.float64)
+    return np.asarray(np.maximum(far_K, network["alpha_s"] + latency + bytes_K / (own * network["e_max"])))
+
+
+def _near_s(pool: Pool, bytes_K: FloatArray, _: FloatArray) -> FloatArray:
+    fabric, device = fabric_of(pool.device), pool.device
+    p2p = fabric.table["send_recv"]
+    rate = device.scale_up_bytes_per_s / (max(device.devices_per_node - 1, 1) if fabric.mesh else 1)
+    return np.asarray(p2p["alpha_s"] + device.scale_up_latency_s + bytes_K / (rate * p2p["e_max"]))

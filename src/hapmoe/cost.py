@@ -19,10 +19,11 @@ from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
 from hapmoe.options import Options, StageTable
 from hapmoe.plan import Estimate, MemoryBytes, Plan, Recompute, Stage, StageEstimate
-from hapmoe.pricing import explain, price, source_share
+from hapmoe.pricing import explain, price, untold
 from hapmoe.resolve import resolve
 from hapmoe.schedule import Timeline, in_flight, interleaved_ends, one_f_one_b_ends, timeline_of
 from hapmoe.stagecost import Costs, Slots, class_prefix, stage_costs
+from hapmoe.tables.lookup import SOURCES
 from hapmoe.workload import model_flops_per_step
 
 __all__ = ["evaluate", "timeline"]
@@ -88,7 +89,7 @@ def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = N
         hardware_tflop_per_s_per_device=hardware / step / devices / 1e12,
         exposed_comm_fraction=exposed / (devices * step),
         optimizer_s=max(optimizer),
-        source_share=_source_share(job, priced),
+        source_share=_source_share(job, priced, cache),
         stages=stages,
         fits=all(bool(cost.fits_X[0]) for cost in costs),
         assumptions=_assumptions(job, cluster, priced),
@@ -234,7 +235,7 @@ def _stage_estimate(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> 
     touching = (sends[index - 1] if index else 0.0) + (sends[index] if index < plan.pp - 1 else 0.0)
     occupied = touching if plan.vpp == 1 else 0.0
     busy = plan.num_microbatches * (forward + backward + occupied) + float(cost.sync_X[0]) + float(cost.optimizer_X[0])
-    breakdown, bound = _breakdown(job, priced, index, cache)
+    breakdown, bound, _ = _breakdown(job, priced, index, cache)
     return StageEstimate(
         forward_s=forward,
         backward_s=backward,
@@ -284,8 +285,10 @@ def _ideal_s(job: JobSpec, cluster: Cluster, priced: _Priced, cache: Cache) -> f
     return plan.num_microbatches / rate
 
 
-def _breakdown(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple[dict[str, float], str]:
-    """Seconds of one microbatch by operation, and what most of them are bound by."""
+def _breakdown(
+    job: JobSpec, priced: _Priced, index: int, cache: Cache
+) -> tuple[dict[str, float], str, dict[str, float]]:
+    """Seconds of one microbatch by operation, what most of them are bound by, and seconds by source."""
     stage, pool, table = priced.plan.stages[index], priced.pools[index], priced.tables[index]
     prefix = class_prefix(job)
     runs = np.asarray(stage.virtual_layers, dtype=np.int64).reshape(-1, 2)
@@ -296,6 +299,7 @@ def _breakdown(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple
     blocks["head"] = int(last) * (1 + stage.mtp_layers)
     seconds: dict[str, float] = {}
     bounds: dict[str, float] = {}
+    sources: dict[str, float] = {}
     key = ("lines", pool.name, _degrees(stage))
     if key not in cache:
         cache[key] = explain(job, pool, _options(stage))
@@ -305,6 +309,8 @@ def _breakdown(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple
         if total:
             seconds[line.name] = seconds.get(line.name, 0.0) + total
             bounds[line.bound] = bounds.get(line.bound, 0.0) + total
+            for name, share in line.sources.items():
+                sources[name] = sources.get(name, 0.0) + times * share
     rest = float(_stage_s(priced.costs[index])) - sum(seconds.values())
     recompute = float(priced.costs[index].recompute_X[0])
     if recompute:
@@ -312,7 +318,11 @@ def _breakdown(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple
         rest -= recompute
     if rest > 0:
         seconds["framework and launch overhead"] = rest
-    return seconds, max(bounds, key=lambda name: bounds[name], default="")
+        # what MTP layers repeat, and what recomputation does again, are of the same sources
+    total = _stage_s(priced.costs[index])
+    told = sum(sources.values())
+    sources = {name: share * total / told for name, share in sources.items()} if told else {untold(pool): total}
+    return seconds, max(bounds, key=lambda name: bounds[name], default=""), sources
 
 
 def _stage_s(cost: Costs) -> float:
@@ -324,14 +334,14 @@ def _block_name(moe: bool, window: bool) -> str:
     return f"{'moe' if moe else 'dense'} layer{' (window)' if window else ''}"
 
 
-def _source_share(job: JobSpec, priced: _Priced) -> dict[str, float]:
-    """Shares of the stages' time by where its figures come from."""
-    total: dict[str, float] = {}
-    weight = sum(_stage_s(cost) for cost in priced.costs)
-    for pool, cost in zip(priced.pools, priced.costs, strict=True):
-        for name, share in source_share(job, pool).items():
-            total[name] = total.get(name, 0.0) + share * _stage_s(cost) / weight
-    return total
+def _source_share(job: JobSpec, priced: _Priced, cache: Cache) -> dict[str, float]:
+    """Shares of the stages' time by where its figures come from, operation by operation."""
+    total = dict.fromkeys(SOURCES, 0.0)
+    for index in range(len(priced.costs)):
+        for name, seconds in _breakdown(job, priced, index, cache)[2].items():
+            total[name] += seconds
+    weight = sum(total.values())
+    return {name: seconds / weight for name, seconds in total.items()}
 
 
 def _assumptions(job: JobSpec, cluster: Cluster, priced: _Priced) -> tuple[str, ...]:
@@ -342,6 +352,7 @@ def _assumptions(job: JobSpec, cluster: Cluster, priced: _Priced) -> tuple[str, 
     for pool in {pool.name: pool for pool in priced.pools}.values():
         if pool.device.efficiency_note:
             notes.append(f"{pool.device.name}: {pool.device.efficiency_note}")
+        notes += pool.tables.notes if pool.tables else ()
         if pool.network.source.startswith("ASSUMED"):
             notes.append(f"network of pool {pool.name}: {pool.network.source}")
     for a, b in zip(priced.pools, priced.pools[1:], strict=False):

@@ -18,6 +18,7 @@ __all__ = [
     "Borrowed",
     "Collective",
     "Compute",
+    "Measurements",
     "Memory",
     "Piece",
     "Routing",
@@ -71,6 +72,8 @@ class Compute(Row, frozen=True, kw_only=True, forbid_unknown_fields=True, order=
     m: Count = 0
     n: Count = 0
     k: Count = 0
+    v: Count = 0
+    """attention: width of the values where it is not ``k``; 0: it is."""
     groups: Positive = 1
     median_s: Seconds
     p10_s: Seconds
@@ -261,3 +264,20 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def identity(self) -> tuple[object, ...]:
         """Kind, device and software."""
         return self.kind, self.device, self.device_kind, tuple(sorted(self.software.items()))
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known by measurement of one pool: the latest row for each key, of all tables that concern it."""
+
+    sha256: str
+    """Over everything below."""
+    compute: tuple[Compute, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    """Of one pool, or of the link between two."""
+    pieces: tuple[Piece, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was borrowed, from which device, and why."""
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)

@@ -95,8 +95,14 @@ def _finish(job: JobSpec, cluster: Cluster, result: SearchResult) -> Plan:
         alternatives=tuple(msgspec.structs.replace(other, estimate=estimate) for other, estimate in result.ranked[1:]),
         estimate=result.estimate,
         search=result.report,
-        inputs={"job_sha256": job.sha256, "cluster_sha256": cluster.sha256},
+        inputs=_inputs(job, cluster),
     )
+
+
+def _inputs(job: JobSpec, cluster: Cluster) -> dict[str, str]:
+    """What the plan was made from; tables only where there were any."""
+    measured = {"tables_sha256": cluster.tables_sha256} if cluster.tables_sha256 else {}
+    return {"job_sha256": job.sha256, "cluster_sha256": cluster.sha256} | measured
 
 
 def _first_that_runs(job: JobSpec, cluster: Cluster, plan: Plan) -> Plan:

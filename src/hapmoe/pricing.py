@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from hapmoe.comm import collective_s, group_of
 from hapmoe.counting import last_class, layers_by_class, param_gathers_K
 from hapmoe.efficiency import Efficiency, efficiency_of
 from hapmoe.job import JobSpec
+from hapmoe.kernels import adam_ratio
 from hapmoe.options import FloatArray, LayerClass, Options, StageTable
+from hapmoe.pieces import Modelled, PieceRatio, optimizer_ratio, piece_ratios
 from hapmoe.plan import Recompute
+from hapmoe.tables.lookup import SOURCES
 from hapmoe.timing import Messages, Timed, host_s, time_ops
 from hapmoe.workload import (
     Op,
@@ -32,7 +36,7 @@ from hapmoe.workload import (
     project_ops,
 )
 
-__all__ = ["Line", "explain", "price", "recompute_menu", "source_share"]
+__all__ = ["Line", "explain", "price", "recompute_menu", "untold"]
 
 SELECTIVE = (
     ("core_attn",),
@@ -88,29 +92,57 @@ class Sums:
     forward_K: FloatArray
     backward_K: FloatArray
     exposed_K: FloatArray
+    """Messages that nothing hides, of both passes."""
+    exposed_forward_K: FloatArray
+
+    def scaled(self, ratio: PieceRatio | None) -> Sums:
+        """With compute as it was measured; messages as they are."""
+        if ratio is None:
+            return self
+        exposed_backward_K = self.exposed_K - self.exposed_forward_K
+        return Sums(
+            ratio.forward_K * (self.forward_K - self.exposed_forward_K) + self.exposed_forward_K,
+            ratio.backward_K * (self.backward_K - exposed_backward_K) + exposed_backward_K,
+            self.exposed_K,
+            self.exposed_forward_K,
+        )
 
 
 def _sum(timed: Sequence[Timed], count: int) -> Sums:
-    forward_K, backward_K, exposed_K = np.zeros(count), np.zeros(count), np.zeros(count)
+    forward_K, backward_K, exposed_K, ahead_K = np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count)
     for entry in timed:
         if entry.op.kind == "message":
             exposed_K += entry.forward_K
             if entry.op.phase == "forward":
                 forward_K += entry.forward_K
+                ahead_K += entry.forward_K
             else:
                 backward_K += entry.forward_K
         else:
             forward_K += entry.forward_K
             backward_K += entry.dgrad_K
             backward_K += entry.wgrad_K
-    return Sums(forward_K, backward_K, exposed_K)
+    return Sums(forward_K, backward_K, exposed_K, ahead_K)
 
 
-def _again(timed: Sequence[Timed], sums: Sums, menu: Sequence[Recompute]) -> FloatArray:
+def _add(*parts: Sums) -> Sums:
+    return Sums(
+        np.sum([part.forward_K for part in parts], axis=0),
+        np.sum([part.backward_K for part in parts], axis=0),
+        np.sum([part.exposed_K for part in parts], axis=0),
+        np.sum([part.exposed_forward_K for part in parts], axis=0),
+    )
+
+
+def _again(
+    timed: Sequence[Timed], sums: Sums, menu: Sequence[Recompute], ratio: PieceRatio | None = None
+) -> FloatArray:
     """Seconds that each recomputation choice adds to a layer's backward pass. Shape [R, K]."""
     forward = [entry for entry in timed if entry.op.phase == "forward"]
     chosen = [[float(bool(set(entry.modules).intersection(part.op.modules))) for part in forward] for entry in menu]
-    seconds_RK = np.asarray(chosen) @ np.stack([part.forward_K for part in forward])
+    scale_K = 1.0 if ratio is None else ratio.forward_K
+    parts = [part.forward_K * (1.0 if part.op.kind == "message" else scale_K) for part in forward]
+    seconds_RK = np.asarray(chosen) @ np.stack(parts)
     for row, entry in enumerate(menu):
         if entry.granularity == "full":
             seconds_RK[row] = sums.forward_K
@@ -123,39 +155,29 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
     shapes, count, model = Shapes.of(job, options), len(options), job.model
     efficiency = efficiency_of(pool.device)
     classes, known = tuple(layers_by_class(model)), Messages()
+    ratios = _piece_ratios(job, pool, options)
     sums, again, kept, transient, params = [], [], [], [], []
     for layer_class in classes:
-        timed = time_ops(pool, shapes, layer_ops(shapes, layer_class), known)
-        total = _sum(timed, count)
-        floor_s, wait_s = host_s(job, efficiency, layer_class)
-        back = efficiency.calibration["host_backward_calibration"]
-        sums.append(
-            Sums(
-                np.maximum(total.forward_K, floor_s) + wait_s,
-                np.maximum(total.backward_K, back * floor_s) + back * wait_s,
-                total.exposed_K,
-            )
-        )
-        again.append(_again(timed, sums[-1], menu))
+        timed, total = _layer(pool, shapes, layer_class, known)
+        ratio = ratios.get(_block(layer_class))
+        sums.append(total.scaled(ratio))
+        again.append(_again(timed, sums[-1], menu, ratio))
         kept.append(memory.activation_bytes(memory.layer_tensors(shapes, layer_class), menu))
         transient.append(memory.transient_bytes(shapes, layer_class, kept[-1]))
         params.append(layer_params(job, options, layer_class))
-    embedding = _sum(time_ops(pool, shapes, embedding_ops(shapes), known), count)
+    embedding = _sum(time_ops(pool, shapes, embedding_ops(shapes), known), count).scaled(ratios.get("embedding"))
     head = _sum(time_ops(pool, shapes, head_ops(shapes), known), count)
     zero_K = np.zeros(count)
-    mtp, mtp_kept_K, mtp_dense_K, mtp_expert_K = Sums(zero_K, zero_K, zero_K), zero_K, zero_K, zero_K
+    mtp, mtp_kept_K, mtp_dense_K, mtp_expert_K = Sums(zero_K, zero_K, zero_K, zero_K), zero_K, zero_K, zero_K
     if model.mtp_layers:
         inner = classes.index(last_class(model))
         project = _sum(time_ops(pool, shapes, project_ops(shapes), known), count)
-        parts = (project, sums[inner], head)
-        mtp = Sums(
-            np.sum([part.forward_K for part in parts], axis=0),
-            np.sum([part.backward_K for part in parts], axis=0),
-            np.sum([part.exposed_K for part in parts], axis=0),
-        )
+        mtp = _add(project, _layer(pool, shapes, classes[inner], known)[1], head).scaled(ratios.get("mtp"))
         mtp_kept_K = memory.mtp_bytes(shapes, kept[inner][0])
         mtp_dense_K, mtp_expert_K = mtp_params(job, options, classes[inner])
+    head = head.scaled(ratios.get("head"))
     sync = _Sync.of(job, pool, options)
+    adam = _optimizer_ratio(job, pool, efficiency)
     return StageTable(
         options=options,
         classes=classes,
@@ -190,11 +212,71 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         dense_gather_s_K=sync.dense_gather_K,
         expert_gather_s_K=sync.expert_gather_K,
         sync_latency_s_K=sync.latency_K + efficiency.calibration["step_s_calibration"],
-        optimizer_s_K=_optimizer_s(job, efficiency, (options.dp_K * options.cp_K).astype(np.float64)),
-        expert_optimizer_s_K=_optimizer_s(job, efficiency, options.edp_K.astype(np.float64)),
+        optimizer_s_K=adam * _optimizer_s(job, efficiency, (options.dp_K * options.cp_K).astype(np.float64)),
+        expert_optimizer_s_K=adam * _optimizer_s(job, efficiency, options.edp_K.astype(np.float64)),
         workspace_bytes_K=memory.workspace_bytes(pool, options),
         memory_limit_bytes=memory.memory_limit_bytes(pool),
     )
+
+
+def _layer(pool: Pool, shapes: Shapes, layer_class: LayerClass, known: Messages) -> tuple[tuple[Timed, ...], Sums]:
+    """The operations of a layer and their sum, with what the host costs."""
+    efficiency = efficiency_of(pool.device)
+    timed = time_ops(pool, shapes, layer_ops(shapes, layer_class), known)
+    total = _sum(timed, len(shapes.options))
+    floor_s, wait_s = host_s(shapes.job, efficiency, layer_class)
+    back = efficiency.calibration["host_backward_calibration"]
+    return timed, Sums(
+        np.maximum(total.forward_K, floor_s) + wait_s,
+        np.maximum(total.backward_K, back * floor_s) + back * wait_s,
+        total.exposed_K,
+        total.exposed_forward_K,
+    )
+
+
+def _block(layer_class: LayerClass) -> str:
+    return "moe" if layer_class.moe else "dense"
+
+
+def _piece_ratios(job: JobSpec, pool: Pool, options: Options) -> dict[str, PieceRatio]:
+    """Where pieces of training steps were measured: what they take against the sum of their operations."""
+    if pool.tables is None or not pool.tables.pieces:
+        return {}
+    return piece_ratios(job, pool.tables, options, partial(_compute_s, pool))
+
+
+def _compute_s(pool: Pool, job: JobSpec, options: Options) -> Modelled:
+    """Compute seconds of each block by its operations, messages left out."""
+    shapes, known, model = Shapes.of(job, options), Messages(), job.model
+    layers = {kind: _layer(pool, shapes, kind, known)[1] for kind in layers_by_class(model)}
+    embedding = _sum(time_ops(pool, shapes, embedding_ops(shapes), known), len(options))
+    head = _sum(time_ops(pool, shapes, head_ops(shapes), known), len(options))
+    blocks = {"embedding": [(embedding, 1)], "head": [(head, 1)]}
+    for kind, number in layers_by_class(model).items():
+        blocks.setdefault(_block(kind), []).append((layers[kind], number))
+    if model.mtp_layers:
+        project = _sum(time_ops(pool, shapes, project_ops(shapes), known), len(options))
+        blocks["mtp"] = [(_add(project, layers[last_class(model)], head), 1)]
+    result: Modelled = {}
+    for block, entries in blocks.items():  # layers of one kind that differ (windows) count as they occur
+        total = sum(number for _, number in entries)
+        result[block] = (
+            np.sum([n * (part.forward_K - part.exposed_forward_K) for part, n in entries], axis=0) / total,
+            np.sum([n * (part.backward_K - part.exposed_K + part.exposed_forward_K) for part, n in entries], axis=0)
+            / total,
+        )
+    return result
+
+
+def _optimizer_ratio(job: JobSpec, pool: Pool, efficiency: Efficiency) -> float:
+    """Measured optimizer steps over the model's: those of training, else Adam alone; 1 without either."""
+    if pool.tables is None:
+        return 1.0
+
+    def seconds(shards: float) -> float:
+        return float(_optimizer_s(job, efficiency, np.array([shards]))[0])
+
+    return optimizer_ratio(job, pool.tables, seconds) or adam_ratio(pool.tables, seconds(1.0)) or 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,61 +341,67 @@ class Line:
     backward_s: float
     bound: str
     """compute, memory, network, latency or host."""
-    source: str
+    sources: dict[str, float]
+    """Seconds by where they come from."""
+    alone_s: tuple[float, float] = (0.0, 0.0)
+    """Forward and backward by the operations alone, before pieces of training steps scale them."""
 
 
 def explain(job: JobSpec, pool: Pool, options: Options) -> tuple[Line, ...]:
     """Every operation of each layer class, embedding and head, for the first option."""
     shapes = Shapes.of(job, options)
     efficiency = efficiency_of(pool.device)
-    origin = "assumed" if efficiency.assumed else "roofline"
+    ratios = _piece_ratios(job, pool, options)
     lines: list[Line] = []
-    blocks: list[tuple[str, tuple[Op, ...], LayerClass | None]] = []
+    blocks: list[tuple[str, str, tuple[Op, ...], LayerClass | None]] = []
     for kind in layers_by_class(job.model):
         name = f"{'moe' if kind.moe else 'dense'} layer{' (window)' if kind.window else ''}"
-        blocks.append((name, layer_ops(shapes, kind), kind))
-    blocks += [("embedding", embedding_ops(shapes), None), ("head", head_ops(shapes), None)]
+        blocks.append((name, _block(kind), layer_ops(shapes, kind), kind))
+    blocks += [
+        ("embedding", "embedding", embedding_ops(shapes), None),
+        ("head", "head", head_ops(shapes), None),
+    ]
     if job.model.mtp_layers:
-        blocks.append(("mtp projection", project_ops(shapes), None))
-    for block, ops, layer_class in blocks:
-        forward_s = backward_s = 0.0
-        for timed in time_ops(pool, shapes, ops):
-            line = _line(block, timed, origin)
-            forward_s, backward_s = forward_s + line.forward_s, backward_s + line.backward_s
-            if line.forward_s or line.backward_s:
-                lines.append(line)
+        blocks.append(("mtp projection", "mtp", project_ops(shapes), None))
+    for block, measured, ops, layer_class in blocks:
+        ratio = ratios.get(measured)
+        own = [_line(block, timed, untold(pool), ratio) for timed in time_ops(pool, shapes, ops)]
+        lines += [line for line in own if line.forward_s or line.backward_s]
         if layer_class is not None:
             floor_s, wait_s = host_s(job, efficiency, layer_class)
             back = efficiency.calibration["host_backward_calibration"]
-            wait = (
-                max(floor_s - forward_s, 0.0) + wait_s,
-                max(back * floor_s - backward_s, 0.0) + back * wait_s,
-            )
-            if any(wait):
-                lines.append(Line(block, "host", *wait, "host", origin))
+            scale = (1.0, 1.0) if ratio is None else (float(ratio.forward_K[0]), float(ratio.backward_K[0]))
+            forward_s = scale[0] * (max(floor_s - sum(line.alone_s[0] for line in own), 0.0) + wait_s)
+            backward_s = scale[1] * (max(back * floor_s - sum(line.alone_s[1] for line in own), 0.0) + back * wait_s)
+            if forward_s or backward_s:
+                source = untold(pool) if ratio is None else SOURCES[int(ratio.source_K[0])]
+                lines.append(Line(block, "host", forward_s, backward_s, "host", {source: forward_s + backward_s}))
     return tuple(lines)
 
 
-def _line(block: str, timed: Timed, origin: str) -> Line:
+def _line(block: str, timed: Timed, origin: str, ratio: PieceRatio | None) -> Line:
     op, forward_s = timed.op, float(timed.forward_K[0])
-    backward_s = float(timed.dgrad_K[0] + timed.wgrad_K[0])
+    dgrad_s, wgrad_s = float(timed.dgrad_K[0]), float(timed.wgrad_K[0])
+    alone_s = (forward_s, dgrad_s + wgrad_s)
     if op.kind == "message":
         small = float(np.ravel(op.bytes_K)[0]) < 1e6
-        forward_s, backward_s = (forward_s, 0.0) if op.phase == "forward" else (0.0, forward_s)
+        alone_s = (forward_s, 0.0) if op.phase == "forward" else (0.0, forward_s)
         bound = "latency" if small else "network"
     elif float(timed.full_K[0]) < 0.5 * forward_s:
         bound = "latency"
     else:
         bound = "memory" if float(timed.memory_bound_K[0]) else "compute"
-    return Line(block, op.name, forward_s, backward_s, bound, origin)
+    if ratio is not None and op.kind != "message":
+        both = alone_s[0] * float(ratio.forward_K[0]), alone_s[1] * float(ratio.backward_K[0])
+        return Line(block, op.name, *both, bound, {SOURCES[int(ratio.source_K[0])]: sum(both)}, alone_s)
+    sources: dict[str, float] = {}
+    for seconds, source_K in zip((forward_s, dgrad_s, wgrad_s), timed.sources, strict=True):
+        code = SOURCES.index(origin) if source_K is None else int(source_K[0])
+        name = origin if SOURCES[code] == "roofline" else SOURCES[code]
+        sources[name] = sources.get(name, 0.0) + seconds
+    return Line(block, op.name, *alone_s, bound, sources, alone_s)
 
 
-def source_share(job: JobSpec, pool: Pool) -> dict[str, float]:
-    """Shares of a stage's time by where the numbers come from.
-
-    Without measured tables everything is a roofline with published efficiency curves, or assumed
-    where the kind has no rows of its own.
-    """
-    names = ("measured", "interpolated", "extrapolated", "roofline", "assumed")
-    chosen = "assumed" if efficiency_of(pool.device).assumed else "roofline"
-    return {name: float(name == chosen) for name in names}
+def untold(pool: Pool) -> str:
+    """The source of what no table says: a roofline with published curves, or assumed where the kind has none."""
+    return "assumed" if efficiency_of(pool.device).assumed else "roofline"

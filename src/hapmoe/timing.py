@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hapmoe.cluster import Pool
-from hapmoe.comm import Group, collective_s, group_of
+from hapmoe.comm import Group, collective_with_source, group_of
 from hapmoe.efficiency import Efficiency, attention_seconds, efficiency_of, gemm_seconds
 from hapmoe.job import JobSpec
-from hapmoe.options import FloatArray, LayerClass
+from hapmoe.kernels import attention_ratio, gemm_ratio, traffic_ratio
+from hapmoe.measured import Measurements
+from hapmoe.options import FloatArray, IntArray, LayerClass
 from hapmoe.shapes import Op, Shapes, graph_scope
 
 __all__ = ["Timed", "host_s", "time_ops"]
@@ -32,6 +34,8 @@ class Timed:
     full_K: FloatArray
     """Messages: with nothing hidden."""
     memory_bound_K: FloatArray
+    sources: tuple[IntArray | None, IntArray | None, IntArray | None] = (None, None, None)
+    """Where forward, dgrad and wgrad come from (``tables.lookup.SOURCES``); None: from the model."""
 
 
 def _precision(job: JobSpec, op: Op) -> str:
@@ -49,7 +53,9 @@ def _sustained(job: JobSpec, efficiency: Efficiency) -> float:
     return efficiency.sustained["fp4" if training.fp4 else "fp8" if training.fp8_recipe else "bf16"]
 
 
-def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: int) -> dict[int, Timed]:
+def _time_gemms(
+    efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: int, tables: Measurements | None
+) -> dict[int, Timed]:
     """All GEMMs of a layer at once: stacked by precision and kind, three passes each."""
     done: dict[int, Timed] = {}
     clocks = _sustained(job, efficiency)
@@ -67,21 +73,34 @@ def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: 
         peak = "fp8" if precision == "fp4" and "fp4" not in efficiency.peak else precision
         factor = efficiency.grouped["fp8" if peak in ("fp8", "fp4") else "bf16"] if grouped else 1.0
         back = factor * efficiency.gemm_backward
-        forward_OK, bound_OK = gemm_seconds(
-            efficiency, m_OK, n_OK, k_OK, groups_K=groups_OK, precision=peak, factor=factor, sustained=clocks
-        )
-        dgrad_OK, _ = gemm_seconds(
-            efficiency, m_OK, k_OK, n_OK, groups_K=groups_OK, precision=peak, factor=back, sustained=clocks
-        )
-        wgrad_OK, _ = gemm_seconds(
-            efficiency, n_OK, k_OK, m_OK, groups_K=groups_OK, precision=peak, factor=back, sustained=clocks
-        )
+        launch = efficiency.gemm["bf16"].launch_s
+        passes, sources = [], []
+        for shapes_OK, rate in (
+            ((m_OK, n_OK, k_OK), factor),
+            ((m_OK, k_OK, n_OK), back),
+            ((n_OK, k_OK, m_OK), back),
+        ):
+            ratio_OK: FloatArray | float = 1.0
+            source_OK = None
+            if tables is not None:
+                asked = np.stack([*shapes_OK, groups_OK])
+                found = gemm_ratio(
+                    tables, efficiency, asked, grouped=grouped, precision=precision, peak=peak, factor=factor
+                )
+                if found is not None:
+                    (ratio_OK, source_OK), rate = found, factor  # each pass was measured at its own shape
+            time_OK, bound_OK = gemm_seconds(
+                efficiency, *shapes_OK, groups_K=groups_OK, precision=peak, factor=rate, sustained=clocks
+            )
+            # the launch, added below, is part of what was measured
+            passes.append((time_OK * ratio_OK + (ratio_OK - 1.0) * launch, bound_OK))
+            sources.append(source_OK)
+        (forward_OK, bound_OK), (dgrad_OK, _), (wgrad_OK, _) = passes
         if peak in ("fp8", "fp4"):
             # quantize the input (forward) and the output gradient (backward): read 2 bytes, write 2 x 1
             each = 4.0 / (efficiency.memory_bytes_per_s * efficiency.e_elementwise)
             forward_OK = forward_OK + groups_OK * m_OK * k_OK * each
             dgrad_OK = dgrad_OK + groups_OK * m_OK * n_OK * each
-        launch = efficiency.gemm["bf16"].launch_s
         for row, index in enumerate(indices):
             launches_K = launch * ops[index].launches_K
             done[index] = Timed(
@@ -91,12 +110,18 @@ def _time_gemms(efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: 
                 wgrad_OK[row] + launches_K,
                 forward_OK[row],
                 bound_OK[row],
+                _of_row(sources, row),
             )
     return done
 
 
-Messages = dict[tuple[str, str, bytes], FloatArray]
-"""Seconds of messages already timed for these options: layers send many of one size."""
+def _of_row(sources: Sequence[IntArray | None], row: int) -> tuple[IntArray | None, IntArray | None, IntArray | None]:
+    forward, dgrad, wgrad = (None if source_OK is None else source_OK[row] for source_OK in sources)
+    return forward, dgrad, wgrad
+
+
+Messages = dict[tuple[str, str, bytes], tuple[FloatArray, IntArray]]
+"""Seconds and sources of messages already timed for these options: layers send many of one size."""
 
 
 def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | None = None) -> tuple[Timed, ...]:
@@ -108,7 +133,8 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | No
     efficiency = efficiency_of(pool.device)
     count = len(options)
     zero_K = np.zeros(count)
-    done = _time_gemms(efficiency, job, ops, count)
+    tables = pool.tables
+    done = _time_gemms(efficiency, job, ops, count, tables)
     bandwidth = efficiency.memory_bytes_per_s * efficiency.e_elementwise
     permute = efficiency.memory_bytes_per_s * efficiency.e_permute
     always_K = np.ones(count)
@@ -131,16 +157,40 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | No
             if not job.training.flash_attention:
                 traffic_K = op.bytes_K / bandwidth
                 forward_K, backward_K = forward_K + traffic_K, backward_K + 2 * traffic_K
-            done[index] = Timed(op, forward_K, backward_K, zero_K, forward_K, zero_K)
+            sources: list[IntArray | None] = [None, None]
+            if tables is not None and job.training.flash_attention:
+                asked = np.stack([queries_K, 2.0 * op.n_K + zero_K, op.k_K + zero_K, _values(op, zero_K), heads_K])
+                for way, time_K in enumerate((forward_K, backward_K)):
+                    found = attention_ratio(
+                        tables, efficiency, asked, precision=precision, backward=bool(way), work=op.backward
+                    )
+                    if found is not None:
+                        time_K *= found[0]
+                        sources[way] = found[1]
+            done[index] = Timed(op, forward_K, backward_K, zero_K, forward_K, zero_K, (sources[0], sources[1], None))
         elif op.kind == "elementwise":
             rate = permute if op.part == "dispatch" else bandwidth
             traffic_K = op.bytes_K * (1.0 / rate) + zero_K
             launch_K = efficiency.launch_s * op.launches_K
-            done[index] = Timed(
-                op, traffic_K + launch_K, traffic_K * op.backward + launch_K, zero_K, traffic_K, always_K
-            )
+            forward_K, backward_K = traffic_K + launch_K, traffic_K * op.backward + launch_K
+            sources = [None, None]
+            if tables is not None:
+                name = "permute" if op.part == "dispatch" else "norm" if op.name.endswith("norm") else "copy"
+                for way, (time_K, work) in enumerate(((forward_K, 1.0), (backward_K, op.backward))):
+                    found = traffic_ratio(
+                        tables, efficiency, name, job.training.precision, rate, work * (op.bytes_K + zero_K)
+                    )
+                    if found is not None:
+                        time_K *= found[0]
+                        sources[way] = found[1]
+            done[index] = Timed(op, forward_K, backward_K, zero_K, traffic_K, always_K, (sources[0], sources[1], None))
     _time_messages(pool, shapes, ops, done, efficiency, {} if known is None else known)
     return tuple(done[index] for index in range(len(ops)))
+
+
+def _values(op: Op, zero_K: FloatArray) -> FloatArray:
+    """Width of the values of an attention: its FLOPs are 2 (k + v) for each query, key and head."""
+    return np.asarray(op.flops_K / (2.0 * op.m_K * op.n_K * op.groups_K) - op.k_K + zero_K)
 
 
 def _time_messages(
@@ -164,8 +214,9 @@ def _time_messages(
             if op.axis not in groups:
                 groups[op.axis] = group_of(pool, shapes.options, op.axis)
             sent_K = bytes_K * skew_K if op.axis in ("ep", "tp_ep") else bytes_K
-            known[key] = slowdown * collective_s(pool, groups[op.axis], op.collective, sent_K, copies=copies)
-        seconds_K = known[key]
+            alone_K, source_K = collective_with_source(pool, groups[op.axis], op.collective, sent_K, copies=copies)
+            known[key] = slowdown * alone_K, source_K
+        seconds_K, source_K = known[key]
         exposed_K = seconds_K
         for name, which in op.behind:
             if which == "layer":
@@ -179,7 +230,8 @@ def _time_messages(
                 cover_K = {"forward": partner.forward_K, "dgrad": partner.dgrad_K, "wgrad": partner.wgrad_K}[which]
             least = efficiency.calibration[op.least]
             exposed_K = np.maximum(seconds_K * least, seconds_K - cover_K)
-        done[index] = Timed(op, exposed_K, zero_K, zero_K, seconds_K, zero_K)
+        from_table = None if pool.tables is None else source_K
+        done[index] = Timed(op, exposed_K, zero_K, zero_K, seconds_K, zero_K, (from_table, None, None))
 
 
 def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:

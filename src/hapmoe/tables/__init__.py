@@ -27,11 +27,13 @@ Numbers are as measured, outliers left out (``samples`` counts what stayed): sec
 ``axis`` and ``calls_per_step``; routing is one row per layer, step, microbatch and replica.
 """
 
+from hapmoe.tables.attach import attach
 from hapmoe.tables.files import decode, encode, file_name
 from hapmoe.tables.keys import recompute_word, shape_key
 from hapmoe.tables.store import load, merge, missing, newest, read, save
 
 __all__ = [
+    "attach",
     "decode",
     "encode",
     "file_name",

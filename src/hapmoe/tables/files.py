@@ -7,8 +7,8 @@
     # runs:
     # - {id: 5f0c9a41, date: '2026-11-30T10:48:00Z', command: hapmoe profile compute}
     # sha256: …
-    run,op,direction,precision,m,n,k,groups,median_s,p10_s,p90_s,samples
-    5f0c9a41,gemm,forward,bf16,4096,4096,4096,1,0.00021,0.000209,0.000214,50
+    run,op,direction,precision,m,n,k,v,groups,median_s,p10_s,p90_s,samples
+    5f0c9a41,gemm,forward,bf16,4096,4096,4096,0,1,0.00021,0.000209,0.000214,50
 
 The checksum covers every other line, so a file that was cut short or changed is not taken for a
 table. Rows stand sorted: two tables differ in ``diff`` where their figures do.
