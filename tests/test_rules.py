@@ -55,6 +55,7 @@ SOME_DENSE = b.with_model(
     JOB,
     moe=msgspec.structs.replace(JOB.model.moe, pattern=(False,) * 2 + (True,) * 6),  # type: ignore[type-var]
 )
+SEQUENCE_LOSS = b.with_training(b.job(argv="--moe-router-load-balancing-type seq_aux_loss"), per_token_loss=True)
 FLAGCX_ASCEND = b.cluster(b.pool("h800"), b.pool("ascend"), links=(("h800", "ascend"),), transport="flagcx")
 
 
@@ -69,6 +70,16 @@ def hetero(*stages: dict[str, int], mixed: int = 1, micro_batch_size: int = 1) -
 
 
 HETERO = hetero({"dp": 8, "ep": 8}, {"dp": 8, "ep": 8})
+
+
+def with_runtime(*stages: dict[str, int]) -> Plan:
+    """The same for upstream with this package's runtime."""
+    first = stages[0].get("micro_batch_size", 1)
+    return replaced(hetero(*stages, micro_batch_size=first), backend="megatron-hetero")
+
+
+UNEQUAL = with_runtime({"tp": 2, "dp": 4, "ep": 8, "micro_batch_size": 2}, {"dp": 8, "ep": 8})
+ALIKE = with_runtime({"dp": 8, "ep": 8}, {"dp": 8, "ep": 8})
 
 # rule: (job, cluster, plan) that breaks it, (job, cluster, plan) that keeps every rule
 CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Plan]]] = {
@@ -294,6 +305,31 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
     "hetero-checkpoint": (
         (b.job(argv="--ckpt-format torch_dist"), TWO, HETERO),
         (b.job(argv="--ckpt-format torch"), TWO, HETERO),
+    ),
+    "stages-batch": (
+        (JOB, TWO, with_runtime({"dp": 4, "ep": 4, "micro_batch_size": 1}, {"dp": 8, "ep": 8})),
+        (JOB, TWO, UNEQUAL),
+    ),
+    "stages-tied": (
+        (b.with_model(JOB, tied_embeddings=True), TWO, UNEQUAL),
+        (b.with_model(JOB, tied_embeddings=True), TWO, ALIKE),
+    ),
+    "stages-mtp": ((b.with_model(JOB, mtp_layers=1), TWO, UNEQUAL), (b.with_model(JOB, mtp_layers=1), TWO, ALIKE)),
+    "stages-auxiliary": (
+        (SEQUENCE_LOSS, TWO, UNEQUAL),
+        (b.with_training(SEQUENCE_LOSS, per_token_loss=False), TWO, UNEQUAL),
+    ),
+    "stages-instances": (
+        (b.job(argv="--num-distributed-optimizer-instances 2"), TWO, UNEQUAL),
+        (b.job(argv="--num-distributed-optimizer-instances 1"), TWO, UNEQUAL),
+    ),
+    "stages-checkpoint": (
+        (b.job(argv="--ckpt-format torch"), TWO, UNEQUAL),
+        (b.job(argv="--ckpt-format torch_dist"), TWO, UNEQUAL),
+    ),
+    "stages-flags": (
+        (b.job(argv="--log-params-norm"), TWO, UNEQUAL),
+        (b.job(argv="--log-params-norm"), TWO, ALIKE),
     ),
     "transport": (
         (JOB, FLAGCX_ASCEND, replaced(b.plan((4, 4), pools=("h800", "ascend"), dp=8, ep=4), backend="any")),

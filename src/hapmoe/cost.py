@@ -213,8 +213,8 @@ def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool]) ->
     for a, b in pairs:
         nodes = (*stages[a].nodes, *stages[b].nodes)
         inside = stages[a].pool == stages[b].pool and bool(nodes) and near(pools[a], min(nodes), max(nodes))
-        both = [boundary_s(job, cluster, pools[a], pools[b], _options(stages[end]), inside)[0] for end in (a, b)]
-        sends.append(float(max(both)))  # unequal degrees: the side with more bytes per rank sets the time
+        options, to = _options(stages[a]), _options(stages[b])
+        sends.append(float(boundary_s(job, cluster, pools[a], pools[b], options, inside, to)[0]))
     return tuple(sends)
 
 

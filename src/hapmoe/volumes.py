@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hapmoe.boundary import boundary_bytes
+from hapmoe.boundary import crossing
 from hapmoe.counting import embedding_params, head_params, last_class, layer_params, mtp_params, param_gathers_K
 from hapmoe.job import JobSpec
 from hapmoe.options import LayerClass, Options
@@ -83,10 +83,7 @@ class _View:
 
     @classmethod
     def of(cls, job: JobSpec, plan: Plan, index: int) -> _View:
-        stage = plan.stages[index]
-        degrees = {"tp": stage.tp, "cp": stage.cp, "ep": stage.ep, "etp": stage.etp, "dp": stage.dp}
-        columns = {f"{name}_K": np.asarray([value]) for name, value in degrees.items()}
-        options = Options(**columns, mbs_K=np.asarray([stage.micro_batch_size or plan.micro_batch_size]))
+        options = _options(plan, index)
         classes, of_layer = layer_classes(job)
         return cls(job, plan, index, options, Shapes.of(job, options), classes, of_layer)
 
@@ -224,12 +221,20 @@ def _sends(view: _View) -> Iterator[Traffic]:
     """Activations to the next stage and gradients to the one before, of every chunk and microbatch."""
     if view.plan.pp == 1:
         return
-    size = float(boundary_bytes(view.job, view.options)[0])
-    count, vpp = view.plan.num_microbatches, view.plan.vpp
-    forward = count * (vpp - 1 if view.last else vpp)
-    backward = count * (vpp - 1 if view.first else vpp)
-    yield Traffic("activations", "p2p", "pp", forward, forward * size)
-    yield Traffic("gradients", "p2p", "pp", backward, backward * size)
+    count, pp, vpp = view.plan.num_microbatches, view.plan.pp, view.plan.vpp
+    for name, step, ends in (("activations", 1, view.last), ("gradients", -1, view.first)):
+        peer = _options(view.plan, (view.index + step) % pp)
+        across = crossing(view.job, view.options, peer)
+        times = count * (vpp - 1 if ends else vpp)
+        calls, size = float(across.sends_K[0]), float(across.sent_bytes_K[0])
+        yield Traffic(name, "p2p", "pp", times * calls, times * size)
+
+
+def _options(plan: Plan, index: int) -> Options:
+    stage = plan.stages[index]
+    degrees = {"tp": stage.tp, "cp": stage.cp, "ep": stage.ep, "etp": stage.etp, "dp": stage.dp}
+    columns = {f"{name}_K": np.asarray([value]) for name, value in degrees.items()}
+    return Options(**columns, mbs_K=np.asarray([stage.micro_batch_size or plan.micro_batch_size]))
 
 
 def _once(view: _View) -> Iterator[Traffic]:

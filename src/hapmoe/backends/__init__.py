@@ -39,6 +39,8 @@ class Capabilities:
     """First version that no longer does what the flags say; empty: none known."""
     envelope: bool = False
     """Shapes outside FlagScale's safe envelope are refused."""
+    runtime: bool = False
+    """``hapmoe.runtime`` joins stages that differ in degrees or in collective library."""
     note: str = ""
     """What somebody who chooses this back end must know."""
 
@@ -76,6 +78,22 @@ BACKENDS: dict[str, Capabilities] = {
         recompute_modules=_MODULES,
         min_version="0.12.0",
         layout_version="0.13.0",
+    ),
+    "megatron-hetero": Capabilities(
+        name="megatron-hetero",
+        module="hapmoe.backends.megatron_hetero",
+        per_stage_degrees=True,
+        uneven_layers=True,
+        vpp=True,
+        cp=True,
+        per_stage_recompute=True,
+        mixed_vendor_transports=frozenset({"flagcx", "gloo"}),
+        recompute_modules=_MODULES,
+        min_version="0.12.0",
+        layout_version="0.13.0",
+        runtime=True,
+        note="Megatron-LM upstream with hapmoe.runtime, EXPERIMENTAL: verified on CPU with Megatron-Core 0.12 to main, "
+        "never run on GPUs or across vendors",
     ),
     "flagscale": Capabilities(
         name="flagscale",

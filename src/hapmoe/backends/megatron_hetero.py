@@ -1,0 +1,68 @@
+"""A plan as arguments of unmodified Megatron-LM whose stages have degrees of their own.
+
+Each rank gets the degrees and the micro-batch size of its stage; ``hapmoe.runtime`` joins the stages.
+Plans with one set of degrees need no runtime: they get the arguments of ``backends.megatron``.
+"""
+
+from __future__ import annotations
+
+from hapmoe.backends import megatron
+from hapmoe.backends.layout import layout_string
+from hapmoe.backends.megatron import has_flag, keep_users, program, recompute_arguments
+from hapmoe.backends.transports import cannot_join
+from hapmoe.cluster import Cluster
+from hapmoe.job import Argument, JobSpec
+from hapmoe.plan import Plan, Stage
+from hapmoe.shapes import uses_sequence_parallel
+
+__all__ = ["launchable", "needs_runtime", "program", "stage_arguments"]
+
+
+def needs_runtime(cluster: Cluster, plan: Plan) -> bool:
+    """Do stages differ in degrees, or their devices in collective library?"""
+    libraries = {cluster.pool(stage.pool).device.ccl for stage in plan.stages}
+    return len(libraries) > 1 or len({_degrees(stage) for stage in plan.stages}) > 1
+
+
+def stage_arguments(
+    job: JobSpec, plan: Plan, cluster: Cluster
+) -> tuple[tuple[Argument, ...], tuple[tuple[str, ...], ...]]:
+    """The arguments of all ranks, and per stage its degrees, micro-batch size and recomputation."""
+    if not needs_runtime(cluster, plan):
+        return megatron.stage_arguments(job, plan, cluster)
+    kept = keep_users(job.argv)
+    words = ["--pipeline-model-parallel-size", str(plan.pp)]
+    words += ["--pipeline-model-parallel-layout", layout_string(plan, job.model.mtp_layers)] if plan.pp > 1 else []
+    if not has_flag(kept, "--global-batch-size"):
+        words += ["--global-batch-size", str(plan.global_batch_size)]
+    common = (*kept, *(Argument(text=word, owner="plan", source="", where="plan") for word in words))
+    return common, tuple(_of_stage(job, stage) for stage in plan.stages)
+
+
+def _of_stage(job: JobSpec, stage: Stage) -> tuple[str, ...]:
+    words = ["--tensor-model-parallel-size", str(stage.tp), "--context-parallel-size", str(stage.cp)]
+    if job.model.moe is not None:
+        words += ["--expert-model-parallel-size", str(stage.ep), "--expert-tensor-parallel-size", str(stage.etp)]
+    if stage.tp > 1 and uses_sequence_parallel(job):
+        words.append("--sequence-parallel")
+    return (*words, "--micro-batch-size", str(stage.micro_batch_size), *recompute_arguments(stage.recompute))
+
+
+def launchable(job: JobSpec, cluster: Cluster, plan: Plan) -> tuple[bool, str]:
+    """Can the stages be joined, and if not, why (one line)?"""
+    if not needs_runtime(cluster, plan):
+        return megatron.launchable(job, cluster, plan)
+    for before, after in zip(plan.stages, plan.stages[1:], strict=False):
+        first, second = cluster.pool(before.pool).device, cluster.pool(after.pool).device
+        if first.ccl == second.ccl:
+            continue
+        link = cluster.link(before.pool, after.pool)
+        if link is None:
+            return False, f"no link joins {before.pool} and {after.pool}"
+        if reason := cannot_join(first.ccl, second.ccl, link.transport):
+            return False, f"pools {before.pool} and {after.pool}: {reason}"
+    return False, "this version has no runtime that joins stages of unequal degrees or vendors"
+
+
+def _degrees(stage: Stage) -> tuple[int, ...]:
+    return (stage.tp, stage.cp, stage.ep, stage.etp, stage.dp, stage.num_devices, stage.micro_batch_size)
