@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,10 +101,26 @@ class Case:
     flags: dict[str, str | bool | None] = field(default_factory=dict)
     pools: tuple[str, ...] = ()
     """Pool of each stage; none: all on one."""
+    meshes: tuple[dict[str, int], ...] = ()
+    """Degrees of each stage where they differ (back end megatron-hetero); ``mbs`` is then the samples of
+    a microbatch on all replicas of a stage together."""
+
+    def mesh(self, stage: int) -> dict[str, int]:
+        same = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "etp": self.etp, "dp": self.dp}
+        if not self.meshes:
+            return same
+        own = {**dict.fromkeys(same, 1), **self.meshes[stage]}
+        if own["ep"] == 1:
+            own["etp"] = own["tp"]
+        return own | {"micro_batch_size": self.mbs // own["dp"]}
+
+    def size(self, stage: int) -> int:
+        mesh = self.mesh(stage)
+        return mesh["tp"] * mesh["cp"] * mesh["dp"]
 
     @property
     def ranks(self) -> int:
-        return len(self.layers) * self.tp * self.cp * self.dp
+        return sum(map(self.size, range(len(self.layers))))
 
     @property
     def reference(self) -> Case:
@@ -120,6 +137,9 @@ class Run:
     job: JobSpec
     plan: Plan
     ranks: tuple[tuple[dict[str, Any], ...], ...]
+    parameters: tuple[list[tuple[str, tuple[int, ...], Any]], ...] = ()
+    """Name, offset in the whole tensor and values of every piece of each rank, where asked for
+    (HAPMOE_LAB_PARAMETERS=1)."""
 
     def rows(self, event: str) -> list[list[dict[str, Any]]]:
         return [[row for row in rows if row["event"] == event] for rows in self.ranks]
@@ -141,11 +161,11 @@ def prepare(case: Case, folder: Path) -> tuple[JobSpec, Cluster, Plan]:
     lines = " \\\n    ".join(shlex.quote(str(word)) for word in words)
     script = folder / "train.sh"
     script.write_text(f"#!/bin/bash\ntorchrun --nproc-per-node 1 -m hapmoe.lab.train \\\n    {lines}\n")
-    names = tuple(dict.fromkeys(case.pools)) or ("cpu",)
-    per_stage = case.ranks // len(case.layers)
+    homes = case.pools or tuple(f"stage{index}" if case.meshes else "cpu" for index in range(len(case.layers)))
+    names = tuple(dict.fromkeys(homes))
     pools = []
     for name in names:
-        count = per_stage * (case.pools.count(name) if case.pools else len(case.layers))
+        count = sum(case.size(stage) for stage, home in enumerate(homes) if home == name)
         pools.append({"name": name, "device": "cpu", "nodes": 1, "devices_per_node": count, "hosts": [f"host-{name}"]})
     joins = [
         {"between": [one, other], "bandwidth": "10 Gb/s", "latency": "50 us", "transport": "gloo"}
@@ -157,18 +177,20 @@ def prepare(case: Case, folder: Path) -> tuple[JobSpec, Cluster, Plan]:
     settings = case.recompute * len(case.layers) if len(case.recompute) == 1 else case.recompute
     stages = tuple(
         Stage(
-            pool=case.pools[index] if case.pools else "cpu",
+            pool=homes[index],
             num_layers=count,
-            tp=case.tp,
-            cp=case.cp,
-            ep=case.ep,
-            etp=case.etp,
-            dp=case.dp,
+            **case.mesh(index),
             recompute=settings[index] if settings else Recompute(),
         )
         for index, count in enumerate(case.layers)
     )
-    plan = resolve(job, cluster, Plan(stages=stages, micro_batch_size=case.mbs, vpp=case.vpp))
+    plan = Plan(
+        stages=stages,
+        micro_batch_size=stages[0].micro_batch_size or case.mbs,
+        vpp=case.vpp,
+        backend="megatron-hetero" if case.meshes else "megatron",
+    )
+    plan = resolve(job, cluster, plan)
     broken = hapmoe.check(job, cluster, plan)
     assert not broken, f"{case.name}: {[one.message for one in broken]}"
     return job, cluster, plan
@@ -179,11 +201,13 @@ def run(
     *,
     measure: bool = False,
     timeout_s: float = 300,
+    by_rank: bool = False,
     probe: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Run:
     """Train the case through its emitted launcher; every node of the plan is a process here.
 
+    ``by_rank``: every rank is one that runs ``entry.py``, as under srun, which saves torchrun's start.
     ``probe``: where the probe, carried beside the plan, writes; ``variables``: more of the environment.
     """
     with tempfile.TemporaryDirectory(prefix="hapmoe-lab-") as name:
@@ -210,24 +234,24 @@ def run(
             environment["HAPMOE_PROBE"] = str(probe)
             environment["PYTHONPATH"] = os.pathsep.join([str(folder / "probe"), environment["PYTHONPATH"]])
         hosts = [line for line in files["hosts.tsv"].splitlines() if line[:1].isdigit()]
-        logs = [(folder / f"node{node}.log").open("w+") for node in range(len(hosts))]
-        nodes = [
-            subprocess.Popen(
-                ["bash", launch / "run_node.sh"],
-                env={**environment, "NODE_RANK": str(node)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-            for node, log in enumerate(logs)
+        commands: list[tuple[list[str], dict[str, str]]] = [
+            (["bash", str(launch / "run_node.sh")], {"NODE_RANK": str(node)}) for node in range(len(hosts))
         ]
-        try:
-            codes = [node.wait(timeout_s) for node in nodes]
-        finally:
-            for node in nodes:
-                if node.poll() is None:
-                    node.terminate()
-        if any(codes):
-            text = "".join((log.seek(0), log.read())[1][-6000:] for log in logs)
+        if by_rank:
+            every = {"WORLD_SIZE": str(case.ranks), "LOCAL_WORLD_SIZE": str(case.ranks)}
+            commands = [
+                ([sys.executable, str(launch / "entry.py")], {**every, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+                for rank in range(case.ranks)
+            ]
+        logs = [(folder / f"process{index}.log").open("w+") for index in range(len(commands))]
+        processes = [
+            subprocess.Popen(command, env={**environment, **own}, stdout=log, stderr=subprocess.STDOUT)
+            for (command, own), log in zip(commands, logs, strict=True)
+        ]
+        codes = _wait(processes, timeout_s)
+        if any(code != 0 for code in codes):
+            told = zip(codes, logs, strict=True)
+            text = "".join((log.seek(0), log.read())[1][-6000:] for code, log in told if code or not any(codes))
             raise RuntimeError(f"{case.name}: exit codes {codes}\n{text}")
         for log in logs:
             log.close()
@@ -235,7 +259,32 @@ def run(
             tuple(map(json.loads, (folder / "out" / f"rank{rank}.jsonl").read_text().splitlines()))
             for rank in range(case.ranks)
         ]
-        return Run(case, job, plan, tuple(ranks))
+        return Run(case, job, plan, tuple(ranks), _parameters(folder / "out", case.ranks))
+
+
+def _parameters(folder: Path, ranks: int) -> tuple[Any, ...]:
+    paths = [folder / f"rank{rank}.pt" for rank in range(ranks)]
+    if not all(path.exists() for path in paths):
+        return ()
+    import torch
+
+    return tuple(torch.load(path) for path in paths)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> list[int | None]:
+    """Exit codes; when one fails or time is up the others are told to stop, and have none."""
+    ends = time.monotonic() + timeout_s
+    try:
+        while any(one.poll() is None for one in processes) and not any(one.poll() for one in processes):
+            if time.monotonic() > ends:
+                break
+            time.sleep(0.05)
+        return [one.poll() for one in processes]
+    finally:
+        for one in processes:
+            if one.poll() is None:
+                one.terminate()
+                one.wait()
 
 
 def write_tree(root: Path, files: Mapping[str, str]) -> None:

@@ -6,6 +6,8 @@ Plans with one set of degrees need no runtime: they get the arguments of ``backe
 
 from __future__ import annotations
 
+from math import lcm
+
 from hapmoe.backends import megatron
 from hapmoe.backends.layout import layout_string
 from hapmoe.backends.megatron import has_flag, keep_users, program, recompute_arguments
@@ -15,7 +17,7 @@ from hapmoe.job import Argument, JobSpec
 from hapmoe.plan import Plan, Stage
 from hapmoe.shapes import uses_sequence_parallel
 
-__all__ = ["launchable", "needs_runtime", "program", "stage_arguments"]
+__all__ = ["launchable", "needs_runtime", "program", "stage_arguments", "transports"]
 
 
 def needs_runtime(cluster: Cluster, plan: Plan) -> bool:
@@ -36,7 +38,7 @@ def stage_arguments(
     if not has_flag(kept, "--global-batch-size"):
         words += ["--global-batch-size", str(plan.global_batch_size)]
     common = (*kept, *(Argument(text=word, owner="plan", source="", where="plan") for word in words))
-    return common, tuple(_of_stage(job, stage) for stage in plan.stages)
+    return common, tuple((*_of_stage(job, stage), *_vocabulary(job, plan, stage)) for stage in plan.stages)
 
 
 def _of_stage(job: JobSpec, stage: Stage) -> tuple[str, ...]:
@@ -46,6 +48,15 @@ def _of_stage(job: JobSpec, stage: Stage) -> tuple[str, ...]:
     if stage.tp > 1 and uses_sequence_parallel(job):
         words.append("--sequence-parallel")
     return (*words, "--micro-batch-size", str(stage.micro_batch_size), *recompute_arguments(stage.recompute))
+
+
+def _vocabulary(job: JobSpec, plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """Megatron pads the vocabulary to a multiple that grows with tp (training/vocab_utils.py:58): with
+    this divisor all stages pad it alike."""
+    widest = lcm(*(one.tp for one in plan.stages))
+    if job.model.padded_vocab_size is not None or widest == stage.tp:
+        return ()
+    return ("--make-vocab-size-divisible-by", str(job.model.vocab_divisor * widest // stage.tp))
 
 
 def launchable(job: JobSpec, cluster: Cluster, plan: Plan) -> tuple[bool, str]:
@@ -61,7 +72,20 @@ def launchable(job: JobSpec, cluster: Cluster, plan: Plan) -> tuple[bool, str]:
             return False, f"no link joins {before.pool} and {after.pool}"
         if reason := cannot_join(first.ccl, second.ccl, link.transport):
             return False, f"pools {before.pool} and {after.pool}: {reason}"
-    return False, "this version has no runtime that joins stages of unequal degrees or vendors"
+    return True, ""
+
+
+def transports(cluster: Cluster, plan: Plan) -> tuple[str, ...]:
+    """What carries the boundary behind each stage; empty: the collective library of its two sides.
+
+    The last entry is the way back to the first stage, which interleaving uses.
+    """
+    found = []
+    for before, after in zip(plan.stages, (*plan.stages[1:], plan.stages[0]), strict=True):
+        link = cluster.link(before.pool, after.pool) if before.pool != after.pool else None
+        alike = cluster.pool(before.pool).device.ccl == cluster.pool(after.pool).device.ccl
+        found.append("" if alike or link is None else link.transport)
+    return tuple(found)
 
 
 def _degrees(stage: Stage) -> tuple[int, ...]:

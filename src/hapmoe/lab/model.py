@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["build", "configure", "layers_of", "parameters_of", "sharding"]
+__all__ = ["build", "configure", "layers_of", "parameters_of", "pieces", "sharding"]
 
 
 def configure(args: argparse.Namespace) -> Any:
@@ -152,8 +153,6 @@ def _set_weights(model: Any, args: argparse.Namespace) -> None:
     another model. Its sharded state dict knows name, whole shape and place of each slice.
     """
     import torch
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     def fill(tensor: Any) -> None:
         lead = tensor.prepend_axis_num
@@ -168,18 +167,42 @@ def _set_weights(model: Any, args: argparse.Namespace) -> None:
         tensor.data.copy_(whole[place])
 
     with torch.no_grad():
-        for entry in nested_values(model.sharded_state_dict(metadata=sharding())):
-            parts = nested_values(entry.build()) if isinstance(entry, ShardedTensorFactory) else (entry,)
-            for part in parts:
-                if isinstance(part, ShardedTensor):
-                    fill(part)
+        for tensor in _pieces(model):
+            fill(tensor)
+
+
+def _pieces(model: Any) -> Iterator[Any]:
+    """This rank's part of every parameter, with its name and place in the whole tensor."""
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    for entry in nested_values(model.sharded_state_dict(metadata=sharding())):
+        for part in nested_values(entry.build()) if isinstance(entry, ShardedTensorFactory) else (entry,):
+            if isinstance(part, ShardedTensor):
+                yield part
+
+
+def pieces(chunks: list[Any]) -> list[tuple[str, tuple[int, ...], Any]]:
+    """(name, offset in the whole tensor, values) of this rank's parameters, each of its leading axes one."""
+    found = []
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:
+            chunk.start_param_sync(force_sync=True)  # the last step's values are still on their way
+        for one in _pieces(chunk.module):
+            values = one.data.detach().float().clone()
+            found.append((one.key, tuple(one.global_offset), values[(None,) * one.prepend_axis_num]))
+    return found
 
 
 def sharding() -> dict[str, Any]:
-    """What the sharded state dicts of some versions must be told: over which ranks a tensor is replicated."""
+    """What sharded state dicts must be told: over which ranks a tensor is replicated (some versions ask),
+    and that every layer has a key of its own, as stages of unequal degrees need it (hapmoe.runtime)."""
     from megatron.core import parallel_state
 
-    return {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    return {
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "non_homogeneous_layers": True,
+    }
 
 
 def layers_of(chunks: list[Any]) -> list[list[int]]:

@@ -239,14 +239,21 @@ def _redirect_tensors(torch: Any) -> None:
 
 
 def _redirect_collectives(torch: Any) -> None:
-    """What gloo does not take: device ids, sizes given as tensors, lists of uneven tensors."""
+    """What gloo does not take: device ids, means, sizes given as tensors, lists of uneven tensors."""
     dist = torch.distributed
     barrier, exchange = dist.barrier, dist.all_to_all_single
-    gather, scatter = dist.all_gather, dist.reduce_scatter
-    add = dist.ReduceOp.SUM
+    gather, scatter, reduce = dist.all_gather, dist.reduce_scatter, dist.all_reduce
+    add, mean = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
     def all_barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         return barrier(group=group, async_op=async_op)
+
+    def all_reduce(tensor: Any, op: Any = add, group: Any = None, async_op: bool = False) -> Any:
+        if op != mean or async_op:
+            return reduce(tensor, op=op, group=group, async_op=async_op)
+        reduce(tensor, group=group)
+        tensor.div_(dist.get_world_size(group))
+        return None
 
     def numbers(sizes: Any) -> Any:
         return sizes.tolist() if torch.is_tensor(sizes) else sizes
@@ -292,4 +299,4 @@ def _redirect_collectives(torch: Any) -> None:
         return None
 
     dist.barrier, dist.all_to_all_single = all_barrier, all_to_all_single
-    dist.all_gather, dist.reduce_scatter = all_gather, reduce_scatter
+    dist.all_gather, dist.reduce_scatter, dist.all_reduce = all_gather, reduce_scatter, all_reduce

@@ -5,6 +5,7 @@ same schedule and optimizer, data that depend on the number of the sample only. 
 it runs on CPU with gloo.
 
     HAPMOE_LAB_OUT       folder for ``rank<r>.jsonl``: a line "start", a line per iteration, a line "end"
+    HAPMOE_LAB_PARAMETERS=1 write ``rank<r>.pt`` too: the parameters after the last iteration
     HAPMOE_LAB_MEASURE=1 count the collectives of the second iteration and the bytes kept in it ("volumes")
 """
 
@@ -47,15 +48,24 @@ def main(argv: list[str] | None = None) -> None:
 
         if requested():
             torch.set_num_threads(1)
-        args = parse(sys.argv[1:] if argv is None else argv, world_size)
+        # stages of unequal size: what a job of this rank's stages alone would have
+        equal = int(os.environ.get("HAPMOE_EQUAL_WORLD_SIZE", world_size))
+        args = parse(sys.argv[1:] if argv is None else argv, equal)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29511")
         torch.distributed.init_process_group("gloo" if requested() else "nccl", rank=rank, world_size=world_size)
         try:
+            _spoil()
             _train(args, collectives)
             torch.distributed.barrier()
         finally:
             torch.distributed.destroy_process_group()
+
+
+def _spoil() -> None:
+    """A negative control: gradients between unequal stages are not scaled (hapmoe.runtime)."""
+    if os.environ.get("HAPMOE_LAB_UNSCALED") == "1":
+        sys.modules["hapmoe_runtime"].attached.boundaries.scaled = False
 
 
 def _measuring() -> bool:
@@ -69,7 +79,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
     from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    from hapmoe.lab.model import build, configure, layers_of, parameters_of
+    from hapmoe.lab.model import build, configure, layers_of, parameters_of, pieces
 
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
@@ -123,7 +133,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
         if watched is not None:
             collectives.counting = False
             out.write(event="volumes", collectives=rows(collectives), kept=watched.rows)
-        row |= _reduced(row)
+        row |= _reduced(row) | _auxiliary(args)
         out.write(event="iteration", **row)
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             print(
@@ -135,6 +145,8 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
         if args.save and (last or (args.save_interval and iteration % args.save_interval == 0)):
             checkpoint.save(args, chunks, optimizer, iteration)
     out.write(event="end")
+    if os.environ.get("HAPMOE_LAB_PARAMETERS") == "1":
+        out.save(pieces(chunks))
 
 
 def _connect(args: argparse.Namespace, config: Any, chunks: list[Any], optimizer: Any, finalize: Any) -> None:
@@ -261,6 +273,19 @@ def _reduced(row: dict[str, Any]) -> dict[str, float]:
     return {"loss": float(mine[0] / mine[1])}
 
 
+def _auxiliary(args: argparse.Namespace) -> dict[str, Any]:
+    """Auxiliary losses by kind and layer as Megatron logs them (moe_utils.py, track_moe_metrics)."""
+    if not args.num_experts or (not args.moe_aux_loss_coeff and args.moe_z_loss_coeff is None):
+        return {}
+    from megatron.core.transformer.moe import moe_utils
+
+    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+    moe_utils.reduce_aux_losses_tracker_across_ranks(sorted(tracker))
+    found = {name: [float(value) / args.num_microbatches for value in tracker[name]["values"]] for name in tracker}
+    moe_utils.clear_aux_losses_tracker()
+    return {"auxiliary": found}
+
+
 class _Writer:
     """JSON lines of this rank, where the environment asks for them."""
 
@@ -271,6 +296,12 @@ class _Writer:
         self.path = Path(folder) / f"rank{torch.distributed.get_rank()}.jsonl" if folder else None
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(self, values: Any) -> None:
+        import torch
+
+        if self.path is not None:
+            torch.save(values, self.path.with_suffix(".pt"))
 
     def write(self, **row: Any) -> None:
         if self.path is not None:

@@ -6,6 +6,7 @@ environment, no disk.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from hapmoe.plan import Plan, Recompute
 from hapmoe.resolve import resolve
 
 __all__ = ["Component", "Host", "Parts", "parts", "render", "template"]
+
+RUNTIME = "hapmoe_runtime"
+"""Folder, and name for import, of the runtime's copy beside entry.py."""
 
 LAUNCHER_OWNS = frozenset(
     {
@@ -150,9 +154,22 @@ def parts(
         result[f"args/stage_{index}.args"] = f"# Only the ranks of stage {index}.\n{lines}"
     for kind, text in device_exports(job, cluster, plan, options).items():
         result[f"env/{kind}.env"] = text
+    if backends.capabilities(plan.backend).runtime and backend.needs_runtime(cluster, plan):
+        result |= _runtime(backend.transports(cluster, plan))
     if plan.backend == "flagscale-patched":
         result["flagscale/hapmoe-hetero.patch"] = template("hapmoe-hetero.patch")
     return Parts(result, hosts, components, "" if possible else reason, values)
+
+
+def _runtime(transports: tuple[str, ...]) -> dict[str, str]:
+    """A copy of ``hapmoe.runtime`` for hosts that have no hapmoe, and what plan.json does not tell it."""
+    told = json.dumps({"transports": transports})
+    files = {
+        f"{RUNTIME}/{source.name}": source.read_text(encoding="utf-8")
+        for source in package_files("hapmoe.runtime").iterdir()
+        if source.name.endswith(".py")
+    }
+    return {"runtime.json": f"{told}\n", **dict(sorted(files.items()))}
 
 
 def _sourced(argument: Argument, name: str) -> Argument:

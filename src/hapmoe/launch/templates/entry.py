@@ -104,6 +104,21 @@ def check_device(rank: int, index: int, stage: dict[str, Any], names: list[str],
         )
 
 
+def attach_runtime(plan: dict[str, Any], rank: int) -> None:
+    """Stages with degrees of their own are joined by hapmoe_runtime, where the launcher put it."""
+    if not (HERE / "runtime.json").is_file():
+        return
+    told = json.loads((HERE / "runtime.json").read_text(encoding="utf-8"))
+    sys.path.insert(0, str(HERE))
+    runtime = importlib.import_module("hapmoe_runtime")
+    try:
+        runtime.attach(plan, rank, told["transports"])
+    except runtime.Refused as error:
+        stop(str(error))
+    finally:
+        sys.path.remove(str(HERE))
+
+
 def main() -> None:
     plan = json.loads((HERE / "plan.json").read_text(encoding="utf-8"))
     rank, world_size = number(RANK), number(WORLD_SIZE)
@@ -118,6 +133,7 @@ def main() -> None:
         os.write(1, f"{told}\n".encode())  # one write: ranks share this output
         return
     check_device(rank, index, stage, names, local_rank)
+    attach_runtime(plan, rank)
     os.chdir(os.environ.get("HAPMOE_WORKDIR") or ".")
     module = program.removeprefix("module:")
     sys.path[0] = os.getcwd() if module != program else os.path.dirname(os.path.abspath(program))
