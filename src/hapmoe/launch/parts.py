@@ -154,16 +154,19 @@ def parts(
         result[f"args/stage_{index}.args"] = f"# Only the ranks of stage {index}.\n{lines}"
     for kind, text in device_exports(job, cluster, plan, options).items():
         result[f"env/{kind}.env"] = text
-    if backends.capabilities(plan.backend).runtime and backend.needs_runtime(cluster, plan):
-        result |= _runtime(backend.transports(cluster, plan))
+    if backends.capabilities(plan.backend).runtime:
+        result |= _runtime(backend.transports(cluster, plan), joins=backend.needs_runtime(cluster, plan))
     if plan.backend == "flagscale-patched":
         result["flagscale/hapmoe-hetero.patch"] = template("hapmoe-hetero.patch")
     return Parts(result, hosts, components, "" if possible else reason, values)
 
 
-def _runtime(transports: tuple[str, ...]) -> dict[str, str]:
-    """A copy of ``hapmoe.runtime`` for hosts that have no hapmoe, and what plan.json does not tell it."""
-    told = json.dumps({"transports": transports})
+def _runtime(transports: tuple[str, ...], *, joins: bool) -> dict[str, str]:
+    """A copy of ``hapmoe.runtime`` for hosts that have no hapmoe, and what plan.json does not tell it.
+
+    Equal stages need nothing joined (``joins``), but checkpoints that unequal ones can go on from.
+    """
+    told = json.dumps({"transports": transports, "joins": joins})
     files = {
         f"{RUNTIME}/{source.name}": source.read_text(encoding="utf-8")
         for source in package_files("hapmoe.runtime").iterdir()

@@ -29,14 +29,19 @@ attached: Attached | None = None
 
 
 def attach(
-    plan: str | os.PathLike[str] | Mapping[str, Any], rank: int | None = None, transports: Sequence[str] = ()
+    plan: str | os.PathLike[str] | Mapping[str, Any],
+    rank: int | None = None,
+    transports: Sequence[str] = (),
+    *,
+    joins: bool = True,
 ) -> Attached:
     """Arrange everything for this process, once, before megatron is imported.
 
     ``plan``: plan.json or its content. ``rank``: of this process; RANK by default. ``transports``: of
     the boundary behind each stage (runtime.json). Sets HAPMOE_EQUAL_WORLD_SIZE: the ranks of a job
     whose stages all were like this one, for programs that find their data-parallel size by
-    dividing. HAPMOE_HETERO_TRANSPORT carries all boundaries by one transport (gloo: through host
+    dividing. ``joins`` False: stages are alike, and only checkpoints get keys that other plans of this
+    back end can read. HAPMOE_HETERO_TRANSPORT carries all boundaries by one transport (gloo: through host
     memory). Raises Refused with the reason.
     """
     global attached
@@ -50,5 +55,5 @@ def attach(
     layout = read_layout(content, int(os.environ["RANK"]) if rank is None else rank, transports)
     os.environ["HAPMOE_EQUAL_WORLD_SIZE"] = str(layout.equal_world_size)
     attached = Attached(layout)
-    attached.arrange()
+    attached.arrange(joins=joins)
     return attached

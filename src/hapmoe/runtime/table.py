@@ -22,6 +22,9 @@ TRIED = ((0, 12), (0, 17))
 """Versions of Megatron-Core that trained as one rank does: from the first, before the second."""
 
 
+KEYS = "checkpoints with a key per layer"
+
+
 class Attached:
     """The runtime of one process."""
 
@@ -32,9 +35,9 @@ class Attached:
         self.every = int(os.environ.get("HAPMOE_HETERO_REPLICAS_EVERY", "0"))
         self.steps = 0
 
-    def arrange(self) -> None:
-        """Wait for megatron's modules and patch them as they come."""
-        self.patches = table(self)
+    def arrange(self, *, joins: bool) -> None:
+        """Wait for megatron's modules and patch them as they come; without ``joins`` only the keys of layers."""
+        self.patches = tuple(patch for patch in table(self) if joins or patch.why == KEYS)
         arrange(self.patches)
 
     def parallel(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -205,7 +208,7 @@ def table(attached: Attached) -> tuple[Patch, ...]:
             f"{core}.transformer.transformer_block",
             "TransformerBlock.sharded_state_dict",
             ("prefix", "sharded_offsets", "metadata"),
-            "checkpoints",
+            KEYS,
             checkpoints.by_layer,
         ),
         *training.patches(layout),

@@ -94,7 +94,10 @@ def digest(data: bytes) -> str:
 
 def facts(node: int) -> Facts:
     names = ["plan.json", "hosts.tsv", "entry.py", "run_node.sh", "check_hosts.py", "check_ranks.py"]
-    names += sorted(str(path.relative_to(HERE)) for folder in ("args", "env") for path in (HERE / folder).iterdir())
+    names += ["runtime.json"] if (HERE / "runtime.json").is_file() else []
+    folders = [folder for folder in ("args", "env", "hapmoe_runtime") if (HERE / folder).is_dir()]
+    paths = [path for folder in folders for path in (HERE / folder).iterdir() if path.is_file()]
+    names += sorted(str(path.relative_to(HERE)) for path in paths)
     return {
         "node": node,
         "hostname": socket.gethostname(),

@@ -105,14 +105,14 @@ def check_device(rank: int, index: int, stage: dict[str, Any], names: list[str],
 
 
 def attach_runtime(plan: dict[str, Any], rank: int) -> None:
-    """Stages with degrees of their own are joined by hapmoe_runtime, where the launcher put it."""
+    """hapmoe_runtime, where the launcher put it, joins stages that have degrees of their own."""
     if not (HERE / "runtime.json").is_file():
         return
     told = json.loads((HERE / "runtime.json").read_text(encoding="utf-8"))
     sys.path.insert(0, str(HERE))
     runtime = importlib.import_module("hapmoe_runtime")
     try:
-        runtime.attach(plan, rank, told["transports"])
+        runtime.attach(plan, rank, told["transports"], joins=told["joins"])
     except runtime.Refused as error:
         stop(str(error))
     finally:
