@@ -37,13 +37,17 @@ SlurmdPidFile={root}/%n.pid
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
-NodeName=z0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=100 Features=a100
-NodeName=b1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=100 Features=h800
-NodeName=b2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2 RealMemory=100 Features=h800
+GresTypes=gpu
+NodeName=z0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=100 Features=a100 Gres={gres[0]}:2
+NodeName=b1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=100 Features=h800 Gres={gres[1]}:1
+NodeName=b2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2 RealMemory=100 Features=h800 Gres={gres[1]}:1
 PartitionName=a100 Nodes=z0
 PartitionName=h800 Nodes=b[1-2]
 PartitionName=all Nodes=z0,b[1-2] Default=YES
 """
+_GRES = ("gpu:nvidia_a100-sxm4-80gb", "gpu:nvidia_h800")
+"""Types as Slurm's AutoDetect=nvml names them; their device files are stand-ins."""
+
 NODES = ("z0", "b1", "b2")
 """The A100 node sorts last by name, so that Slurm's own order is not the plan's."""
 
@@ -65,7 +69,12 @@ class Slurm:
             one.close()
         host = socket.gethostname().partition(".")[0]
         user = pwd.getpwuid(os.getuid()).pw_name
-        (self.root / "slurm.conf").write_text(_CONF.format(host=host, ports=ports, root=self.root, user=user))
+        values = {"host": host, "ports": ports, "root": self.root, "user": user, "gres": _GRES}
+        (self.root / "slurm.conf").write_text(_CONF.format(**values))
+        rows = (("z0", _GRES[0], "null"), ("z0", _GRES[0], "zero"), ("b[1-2]", _GRES[1], "null"))
+        (self.root / "gres.conf").write_text(
+            "".join(f"NodeName={node} Name=gpu Type={name[4:]} File=/dev/{file}\n" for node, name, file in rows)
+        )
         (self.root / "state").mkdir()
         key = self.root / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))

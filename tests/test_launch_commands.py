@@ -158,3 +158,19 @@ def test_any_back_end_shows_what_another_would_gain() -> None:
     own = plan_job(job, cluster, backend="flagscale", time_limit_s=30, compare=False).result.plan
     assert own is not None and own.launchable and check(job, cluster, own) == ()
     assert plan.launchable == (plan.backend in BACKENDS and bool(capabilities(plan.backend).module))
+
+
+def test_report_and_trace_of_a_hand_written_plan(folder: Path) -> None:
+    """Both are of the step that predict says."""
+    predicted = hapmoe(folder, "predict", SCRIPT, "--plan", "plan.json", "--cluster", "cluster.yaml", "--json")
+    step_s = json.loads(predicted.stdout)["estimate"]["step_s"]
+    for command, file in (("report", "report.html"), ("trace", "trace.json")):
+        done = hapmoe(folder, command, *COMMON)
+        assert (done.returncode, done.stdout) == (0, f"{file} written\n"), done.stderr
+        again = hapmoe(folder, command, *COMMON)
+        assert again.returncode == 2 and "exists already" in again.stderr
+        assert hapmoe(folder, command, *COMMON, "--force").returncode == 0
+    assert json.loads((folder / "trace.json").read_text())["otherData"]["step_s"] == pytest.approx(step_s, rel=1e-9)
+    report = (folder / "report.html").read_text()
+    assert f'data-field="step_s" data-value="{step_s}"' in report
+    assert hapmoe(folder, "trace", "plan.json", "--cluster", "cluster.yaml").returncode == 2

@@ -17,7 +17,7 @@ TEMPLATES = PACKAGE / "launch" / "templates"
 ORDER = [
     *("errors", "units", "wholefile"),
     *("measured", "model", "plan", "cluster", "job", "options"),
-    *("fields", "yamlfile", "catalog", "clusterfile", "planfile", "tables"),
+    *("fields", "yamlfile", "catalog", "discovery", "clusterfile", "planfile", "tables"),
     *("script", "inputs", "extract"),
     *("efficiency", "comm"),
     *("counting", "shapes", "workload", "memory", "kernels", "timing", "pieces", "pricing"),
@@ -27,7 +27,7 @@ ORDER = [
     *("runtime", "launch"),
     *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "report", "trace"),
     *("runnable", "checking", "replanning", "planning", "api", "probe", "profiling", "lab"),
-    *("cli_options", "cli_launch", "cli_tables", "cli", "__main__"),
+    *("cli_options", "cli_launch", "cli_look", "cli_tables", "cli", "__main__"),
 ]
 """A module or package may use what stands before it, and nothing behind. A new one needs its place here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from dryrun import TRAINER, Sandbox
 from slurm_cluster import Slurm
 
+from hapmoe.discovery import discover
 from hapmoe.launch import target
 from hapmoe.launch.options import JobOptions, KindOptions, LaunchOptions
 from hapmoe.launch.write import write_files
@@ -44,7 +46,11 @@ class Place:
     def run(self, script: str, **variables: str) -> tuple[str, int, str, dict[int, dict[str, object]]]:
         for old in (self.work / "seen").iterdir():
             old.unlink()
+        with socket.socket() as probe:  # the jobs of several clusters on one machine would meet at one port
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
         env = {
+            "MASTER_PORT": port,
             "PATH": f"{self.sandbox.root / 'bin'}:{self.slurm.env['PATH']}",
             "PYTHONPATH": str(self.sandbox.root / "lib"),
             "HAPMOE_SKIP_DEVICE_CHECK": "1",
@@ -130,4 +136,15 @@ def test_slurm_itself_reads_every_option(place: Place) -> None:
     script.write_text(text)
     said = place.slurm.call("sbatch", "--test-only", script)
     assert "unrecognized" not in said and "nvalid option" not in said
-    assert "gres" in said.lower() or "generic resource" in said.lower()
+    assert "to start at" in said and said.strip().endswith("on b[1-2],z0")
+
+
+def test_discover_reads_this_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in place.slurm.env.items():
+        monkeypatch.setenv(name, value)
+    found = discover(("slurm",))
+    assert found.unknown == () and found.answer.remarks == ()
+    assert {(pool.name, pool.device.name, pool.devices_per_node, pool.hosts) for pool in found.pools} == {
+        ("a100", "a100-80g-sxm", 2, ("z0",)),
+        ("h800", "h800-80g-sxm", 1, ("b1", "b2")),
+    }

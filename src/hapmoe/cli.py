@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe import __version__, cli_launch, cli_tables
+from hapmoe import __version__, cli_launch, cli_look, cli_tables
 from hapmoe.cli_options import (
     SCRIPT,
     as_json,
@@ -379,5 +379,8 @@ class _progress:
             click.echo("\r" + " " * 78 + "\r", err=True, nl=False)
 
 
-for command in (cli_launch.check, cli_launch.render, cli_launch.replan, cli_tables.tables):
+for command in (
+    *(cli_launch.check, cli_launch.render, cli_launch.replan),
+    *(cli_look.discover, cli_look.report, cli_look.trace, cli_tables.tables),
+):
     cli.add_command(command)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hapmoe.job import JobSpec
     from hapmoe.plan import Plan
 
-__all__ = ["check", "render", "replan"]
+__all__ = ["check", "reads_plan", "render", "replan"]
 
 reads_plan = together(
     click.argument("plan_file", metavar="PLAN"),

@@ -20,7 +20,7 @@ from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first, needs_look
 from hapmoe.search import Progress, Restrictions, pose_for, search, split_settings
 from hapmoe.summary import Comparison
 
-__all__ = ["Planned", "artefacts", "plan_job"]
+__all__ = ["Planned", "artefacts", "plan_job", "report_of", "trace_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +161,20 @@ def artefacts(
     files["report.html"] = render(planned.result, job, cluster, events, planned.comparisons, commands=commands)
     files["trace.json"] = chrome_trace(events, plan)
     return files
+
+
+def report_of(job: JobSpec, cluster: Cluster, plan: Plan) -> str:
+    """The report of any plan, estimated anew: what it says is of this job on this cluster."""
+    from hapmoe.report import render
+    from hapmoe.rules import check
+
+    broken = check(job, cluster, plan)
+    plan = msgspec.structs.replace(plan, estimate=evaluate(job, cluster, plan))
+    return render(plan, job, cluster, timeline(job, cluster, plan), violations=broken)
+
+
+def trace_of(job: JobSpec, cluster: Cluster, plan: Plan) -> str:
+    """The timeline of a step of any plan, as ``trace.chrome_trace`` writes it."""
+    from hapmoe.trace import chrome_trace
+
+    return chrome_trace(timeline(job, cluster, plan), plan)
