@@ -145,8 +145,33 @@ class _Writer:
         evaluated = self.pick("X=ev$n", 'X="$A b"', "X=${X}", "n=$((n+1))")
         piped = self.pick("tr a-z A-Z", "sed 's/a/b/'", "cut -c1-3", "head -1", "wc -w", "grep -o a", "cat -")
         last = self.pick("false", "true", "exit 3")
+        edit = self.pick(
+            "sed -e 's/a/1/' -e 's/1/2/'",
+            "sed -n '2p;$p'",
+            "sed '/a/d;1!s/./Z/g'",
+            "awk '{print $2,$1}'",
+            "sort -u",
+            "xargs",
+            "paste -sd,",
+            "tac",
+            "rev",
+            "grep -n a",
+            "wc -l",
+        )
+        calculation = self.pick("print(2*3, [1]*2)", "print('a'*$N)", "n=4; print(n//3, f'x{n}')", "print(max(1,$N)/2)")
         return self.pick(
             f"X={self.word()}",
+            f'k() {{ local X=$X-in V=$X; local -a L=("${{L[@]}}" {value}); R+=$X$V${{#L[@]}}; }}; k',
+            f"X=$(printf '%s\\n' {self.words()} | {edit})",
+            f"printf '%s\\n' {self.words()} > {name}; while read -r -u 4 l; do R+=$l; done 4< {name}",
+            f"mapfile -t -s 1 -n {self.pick('1', '2')} L < <(printf '%s\\n' {self.words()})",
+            f"read -n {self.pick('1', '2')} X <<< {line}",
+            f"X=$( {{ echo {value}; echo err >&2; }} {self.pick('2>&1', '2>/dev/null', '2>&1 >/dev/null')} )",
+            f'V=$(python3 -c "{calculation}")',
+            f"X=$(expr {self.pick('1', '$n')} {self.pick('+', '-', '=')} {self.pick('2', '$N')})",
+            f"echo {value} > {name}; {self.pick('cp', 'mv')} {name} {name}.b; X=$(< {name}.b)",
+            f"shopt -s nocasematch; case {value} in A|P1) X=m ;; esac; shopt -u nocasematch",
+            "shopt -s lastpipe; echo l$n | read X; shopt -u lastpipe",
             f"X+={value}",
             f"V={self.expansion()}",
             f"L+=({self.words()})",

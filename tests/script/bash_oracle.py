@@ -36,7 +36,7 @@ _NAMES = (
 )
 # A stand-in for a launcher that runs a shell inside starts that shell; every other one records its words.
 _STAND_IN = r"""#!{bash}
-if [ "${{0##*/}}" = python ] && [ "$1" = -c ]; then exec {python} "$@"; fi
+case "${{0##*/}} $1" in "python -c"|"python3 -c"|"python3 -") exec {python} "$@" ;; esac
 case "${{0##*/}}" in
   srun) args=("$@"); for i in "${{!args[@]}}"; do
       case "${{args[i]}}" in bash|sh) exec "${{args[@]:i}}" ;; esac; done ;;

@@ -17,32 +17,35 @@ from .words import fields, text_of
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["run_assign"]
+__all__ = ["assign_array", "run_assign", "scalar_value"]
 
 
-def run_assign(shell: Shell, node: Assign, *, local: bool = False) -> None:
-    """An assignment statement, or one word of ``declare`` (``local``: in the innermost scope)."""
-    shell.current_line = node.line
+def run_assign(shell: Shell, node: Assign) -> None:
+    """An assignment statement."""
+    value = scalar_value(shell, node)
     if isinstance(node.value, ArrayLiteral):
-        _assign_array(shell, node, local=local)
-        return
-    value = text_of(shell, node.value, assignment=True)
-    if local:
-        scope = shell.state.scopes[-1]
-        if scope.get(node.name, Var()).ref:
-            scope[node.name] = replace(scope[node.name], value=value)
-            return
-    assign(shell, node.name, node.index, value, append=node.append)
+        assign_array(shell, node, node.value)
+    else:
+        assert value is not None
+        assign(shell, node.name, node.index, value, append=node.append)
 
 
-def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
-    assert isinstance(node.value, ArrayLiteral)
+def scalar_value(shell: Shell, node: Assign) -> Text | None:
+    """The value an assignment gives, or None for an array."""
+    shell.current_line = node.line
+    return None if isinstance(node.value, ArrayLiteral) else text_of(shell, node.value, assignment=True)
+
+
+def assign_array(
+    shell: Shell, node: Assign, literal: ArrayLiteral, *, local: bool = False, assoc: bool = False
+) -> None:
+    """``name=( ... )``, ``local``: in the innermost scope, ``assoc``: as an associative array if it is new."""
     name, _ = resolve(shell, node.name)
     found = shell.state.find(name)
     scope, var = (
         found
         if found and not (local and name not in shell.state.scopes[-1])
-        else (shell.state.scopes[-1 if local else 0], Var())
+        else (shell.state.scopes[-1 if local else 0], Var(assoc=assoc))
     )
     if node.append and var.mark:
         return
@@ -53,7 +56,7 @@ def _assign_array(shell: Shell, node: Assign, *, local: bool) -> None:
     place = int(max(items)) + 1 if items and not var.assoc else 0
     shell.world.step(shell.where(), len(items) // 2000)
     mark = ""
-    for key_source, appends, word in node.value.elements:
+    for key_source, appends, word in literal.elements:
         shell.world.step(shell.where(word.line))
         if key_source is not None:
             key = index_of(shell, var, key_source)

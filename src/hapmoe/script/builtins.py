@@ -10,8 +10,8 @@ from hapmoe.errors import InputError
 
 from . import inputs
 from .arithmetic import evaluate
-from .assigning import run_assign
 from .control import Control
+from .declaring import declaration
 from .files import absolute
 from .output import echo, printf
 from .sourcing import Args, eval_, set_positionals, source, texts
@@ -19,7 +19,7 @@ from .state import Var
 from .syntax import Assign
 from .tests import BadTest, bracket
 from .values import MARK, Text, Unknown
-from .variables import assign, declare, read_number, scalar, unset, unset_reference, write_number
+from .variables import assign, read_number, scalar, unset, unset_reference, write_number
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["BUILTINS"]
 
 _SLURM_PROGRAMS = frozenset(("srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel"))
+_SHOPTS = frozenset(("nullglob", "failglob", "nocasematch", "lastpipe"))
 _LONG_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
 
 
 def _ok(shell: Shell, args: Args) -> None:
+    shell.state.status = 0
+
+
+def _lists(shell: Shell, args: Args) -> None:
+    """A builtin that sets something, or lists it when no value stands among its words: a list is not known."""
+    if all(word.startswith("-") for word in texts(args)):
+        shell.print(None, what="a list of the shell's settings")
     shell.state.status = 0
 
 
@@ -39,6 +47,8 @@ def _false(shell: Shell, args: Args) -> None:
 
 
 def _unknown(shell: Shell, args: Args) -> None:
+    if args:
+        shell.print(None, what="a job's state")
     shell.state.status = None
 
 
@@ -85,73 +95,6 @@ def _test(shell: Shell, args: Args) -> None:
     except BadTest as error:
         shell.world.notes.append(f"{shell.where()}: test: {error}")
         shell.state.status = 2
-
-
-def _declaration(shell: Shell, args: Args, kind: str) -> None:
-    flags: dict[str, bool | str] = {"export": {"exported": True}, "readonly": {"readonly": True}}.get(kind, {})  # type: ignore[assignment]
-    flags = dict(flags)
-    local = kind == "local" or (kind in ("declare", "typeset") and bool(shell.calls))
-    letters = {"a": "array", "A": "assoc", "i": "integer", "r": "readonly", "x": "exported", "n": "ref"}
-    functions = False
-    pending = list(args)
-    while pending and isinstance(pending[0], Text) and re.fullmatch(r"[-+][a-zA-Z]+|--", pending[0].text):
-        word = pending.pop(0)
-        assert isinstance(word, Text)
-        for letter in word.text[1:]:
-            if letter == "n" and kind == "export":
-                flags["exported"] = False
-            elif letter in letters:
-                flags[letters[letter]] = word.text[0] == "-"
-            elif letter in "lu":
-                flags["case"] = "lower" if letter == "l" else "upper"
-            elif letter == "g":
-                local = False
-            elif letter in "fFp":
-                functions = True
-    shell.state.status = 0
-    if functions:
-        if not pending or kind != "export":
-            shell.print(None, what=kind)
-        return
-    late_readonly = bool(flags.pop("readonly", False))
-    for each in pending:
-        name = _declare_one(shell, each, flags, local=local)
-        if late_readonly and name:
-            declare(shell, name, local=local, flags={"readonly": True})
-
-
-def _declare_one(shell: Shell, arg: Text | Assign, flags: dict[str, bool | str], *, local: bool) -> str:
-    if isinstance(arg, Assign):
-        fresh = local and arg.name not in shell.state.scopes[-1]
-        if fresh:
-            shell.state.scopes[-1][arg.name] = Var()
-        if flags or not fresh:
-            declare(shell, arg.name, local=local, flags=flags)
-        run_assign(shell, arg, local=local)
-        return arg.name
-    if MARK.search(arg.text.partition("=")[0]):
-        raise InputError(
-            "variables are declared whose names are not known",
-            where=shell.where(),
-            hint="give them with --env NAME=VALUE and drop the line",
-        )
-    name, equals, value = arg.text.partition("=")
-    append = name.endswith("+")
-    name = name.removesuffix("+")
-    if not re.fullmatch(r"[A-Za-z_]\w*(\[.*\])?", name):
-        shell.state.status = 1
-        return ""
-    name = name.partition("[")[0]
-    if local and name not in shell.state.scopes[-1]:
-        shell.state.scopes[-1][name] = Var()
-    declare(shell, name, local=local, flags=flags)
-    if equals:
-        found = shell.state.find(name)
-        if flags.get("ref") and found:
-            found[0][name] = Var(value=Text(value, arg.where), ref=True)
-        else:
-            assign(shell, name, None, Text(value, arg.where), append=append)
-    return name
 
 
 def _unset(shell: Shell, args: Args) -> None:
@@ -349,22 +292,31 @@ def _popd(shell: Shell, args: Args) -> None:
 
 def _shopt(shell: Shell, args: Args) -> None:
     words = texts(args)
-    names = {word for word in words if not word.startswith("-")} & {"nullglob", "failglob"}
+    names = {word for word in words if not word.startswith("-")} & _SHOPTS
     if "-s" in words:
         shell.state.options |= names
     elif "-u" in words:
         shell.state.options -= names
+    else:
+        shell.print(None, what="shopt")
     shell.state.status = 0
 
 
 def _known_command(shell: Shell, args: Args) -> None:
-    """``type``, ``hash``, ``which``: whether a program is there."""
+    """``type``, ``hash``, ``which``, ``command -v``: whether a program is there."""
+    options = [word for word in texts(args) if word.startswith("-")]
     words = [word for word in texts(args) if not word.startswith("-")]
-    here = bool(words) and all(word in shell.state.functions or word in BUILTINS for word in words)
+    functions = bool(words) and all(word in shell.state.functions for word in words)
+    here = functions or (bool(words) and all(word in BUILTINS for word in words))
     slurm = shell.around.slurm and bool(words) and _SLURM_PROGRAMS.issuperset(words)
     shell.state.status = 0 if here or slurm else None
     mark = Unknown(f"command substitution {shell.substitution}", shell.substitution, shell.where(), nonempty=False)
-    shell.print(shell.world.marks.mark(mark) + "\n" if not here else words[0] + "\n")
+    if here and options == ["-t"]:
+        shell.print(("function" if functions else "builtin") + "\n")
+    elif here and "-v" in options:
+        shell.print(words[0] + "\n")
+    else:
+        shell.print(shell.world.marks.mark(mark) + "\n")
 
 
 BUILTINS: dict[str, Callable[[Shell, Args], None]] = {
@@ -392,25 +344,25 @@ BUILTINS: dict[str, Callable[[Shell, Args], None]] = {
     "mapfile": lambda s, a: inputs.mapfile(s, texts(a)),
     "readarray": lambda s, a: inputs.mapfile(s, texts(a)),
     "shopt": _shopt,
-    "trap": _ok,
-    "ulimit": _ok,
-    "umask": _ok,
+    "trap": _lists,
+    "ulimit": _lists,
+    "umask": _lists,
     "wait": _unknown,
     "jobs": _unknown,
     "kill": _unknown,
     "disown": _ok,
-    "alias": _ok,
+    "alias": _lists,
     "unalias": _ok,
     "hash": _ok,
     "type": _known_command,
     "which": _known_command,
     "bind": _ok,
     "enable": _ok,
-    "declare": lambda s, a: _declaration(s, a, "declare"),
-    "typeset": lambda s, a: _declaration(s, a, "declare"),
-    "local": lambda s, a: _declaration(s, a, "local"),
-    "export": lambda s, a: _declaration(s, a, "export"),
-    "readonly": lambda s, a: _declaration(s, a, "readonly"),
+    "declare": lambda s, a: declaration(s, a, "declare"),
+    "typeset": lambda s, a: declaration(s, a, "declare"),
+    "local": lambda s, a: declaration(s, a, "local"),
+    "export": lambda s, a: declaration(s, a, "export"),
+    "readonly": lambda s, a: declaration(s, a, "readonly"),
     "break": lambda s, a: _leave(s, a, "break"),
     "continue": lambda s, a: _leave(s, a, "continue"),
     "caller": _unknown,

@@ -108,7 +108,7 @@ def case(shell: Shell, node: Case) -> None:
                 branch(shell, where, ways)
                 return
             continue
-        if any(matches(subject, text) for text in texts):
+        if any(matches(subject, text, nocase="nocasematch" in shell.state.options) for text in texts):
             if ways:
                 branch(shell, where, [*ways, body(place)])
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +45,7 @@ def run_words(shell: Shell, words: list[Text | Assign]) -> None:
     texts = [word if isinstance(word, Text) else Text(word.source, shell.where(word.line)) for word in words]
     if name in ("command", "builtin") and len(texts) > 1:
         if texts[1].text in ("-v", "-V"):
-            BUILTINS["type"](shell, list(texts[2:]))
+            BUILTINS["type"](shell, list(texts[1:]))
         else:
             run_words(shell, [word for word in texts[1:] if word.text != "-p"])
         return
@@ -200,15 +199,8 @@ def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
         shell.print(None, what=words[0].text)
         return
     if step.kind == "python":
-        code = next(
-            (
-                word.text
-                for before, word in pairwise(words)
-                if before.text.endswith("c") and before.text.startswith("-")
-            ),
-            "",
-        )
-        output, status = python_code(code)
+        code = step.code.text if step.code else shell.state.stdin
+        output, status = python_code(code, [word.text for word in step.words]) if code is not None else (None, None)
         shell.print(output, what="python -c")
         shell.state.status = status
         return

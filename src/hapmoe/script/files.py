@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .control import Control
 from .values import MARK, Text, Unknown
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ def write(shell: Shell, name: str, text: str | None, *, append: bool = False) ->
 def exists(shell: Shell, name: str, op: str) -> bool | None:
     """A file test: True for a file that the script wrote or that stands beside it, else not known."""
     key = absolute(shell, name)
-    if shell.state.files.get(key) is not None and op != "-d":
-        return op != "-s" or bool(shell.state.files[key])
+    if key in shell.state.files and op != "-d":
+        text = shell.state.files[key]
+        return None if text is None else op != "-s" or bool(text)
     path = on_disk(shell, name)
     if path is not None and _near(shell, path) and op != "-d":
         return True if op != "-s" else None
@@ -113,9 +115,12 @@ def exists(shell: Shell, name: str, op: str) -> bool | None:
 
 def matching(shell: Shell, text: str, active: str, where: str) -> list[Text]:
     """The files an unquoted pattern matches. ``active`` is ``text`` with its quoted characters blanked."""
-    if text.startswith("-") or "://" in text or not re.search(r"[*?]|\[.+\]", active):
+    strict = shell.state.options & {"nullglob", "failglob"}
+    if not re.search(r"[*?]|\[.+\]", active):
         return [Text(text, where)]
-    if not re.search(r"/", text) and re.search(r"[()|+{}]", text):
+    if not strict and (text.startswith("-") or "://" in text):
+        return [Text(text, where)]
+    if not strict and not re.search(r"/", text) and re.search(r"[()|+{}]", text):
         return [Text(text, where)]  # an expression such as ([0]*3+[1]*45), not a file's name
     head = re.split(r"[*?\[]", active)[0]
     folder = text[: len(head)].rpartition("/")[0] + ("/" if "/" in head else "")
@@ -128,6 +133,12 @@ def matching(shell: Shell, text: str, active: str, where: str) -> list[Text]:
         found = sorted(glob.glob(pattern, root_dir=real)) if len(pattern) < 1000 else []
         if found:
             return [Text(folder + name, where) for name in found]
+        if "failglob" in strict:
+            shell.world.notes.append(f"{where}: no match: {text}")
+            shell.state.status = 1
+            raise Control("abort")
+        if strict:
+            return []
         return [Text(text, where)]
     why = f"the files that match {MARK.sub('?', text)}"
     return [Text(shell.world.marks.mark(Unknown(why, MARK.sub("?", text), where, single=False, spread=True)), where)]

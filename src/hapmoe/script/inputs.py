@@ -58,6 +58,12 @@ def read_text(path: Path, label: str, *, where: str = "") -> str:
     return text
 
 
+def _put(shell: Shell, name: str, array: Var) -> None:
+    """An array into the variable of this name, the nearest one."""
+    found = shell.state.find(name)
+    (found[0] if found else shell.state.scopes[0])[name] = array
+
+
 def _split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole: bool) -> None:
     """Split ``line`` at IFS into variables, the last of which takes the rest, or into an array."""
     ifs_value = scalar(shell, "IFS")
@@ -80,7 +86,7 @@ def _split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole
         pieces = separator.split(text) if separator and text else [text] if text else []
         if pieces and pieces[-1] == "":
             pieces.pop()
-        shell.state.scopes[0][names[0]] = Var(items={place: Text(piece, here) for place, piece in enumerate(pieces)})
+        _put(shell, names[0], Var(items={place: Text(piece, here) for place, piece in enumerate(pieces)}))
         return
     for place, name in enumerate(names):
         match = separator.search(text) if separator else None
@@ -93,73 +99,101 @@ def _split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole
             text = text[match.end() :] if match else ""
 
 
-def read(shell: Shell, args: list[str]) -> None:
-    """``read``: a line of input into variables."""
-    words = list(args)
-    raw, array, delimiter = False, "", "\n"
+def _options(words: list[str], valued: str) -> tuple[dict[str, str], list[str]]:
+    """The short options in front of ``words``, those in ``valued`` with their value, and the rest."""
+    words, options = list(words), {}
     while words and words[0].startswith("-") and len(words[0]) > 1:
         letters = words.pop(0)[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
-            raw = raw or letter == "r"
-            if letter in "adintNpu":
-                value = letters or (words.pop(0) if words else "")
-                letters = ""
-                array = value if letter == "a" else array
-                delimiter = value[:1] if letter == "d" else delimiter
+            options[letter] = ""
+            if letter in valued:
+                options[letter], letters = letters or (words.pop(0) if words else ""), ""
+    return options, words
+
+
+def _descriptor(options: dict[str, str]) -> int:
+    """The descriptor to read: ``-u``; one that is not known reads nothing that is known."""
+    return int(options.get("u", "0")) if options.get("u", "0").isdigit() else -1
+
+
+def _source(shell: Shell, fd: int) -> str | None:
+    return shell.state.stdin if fd == 0 else shell.state.inputs.get(fd)
+
+
+def _left(shell: Shell, fd: int, rest: str) -> None:
+    if fd == 0:
+        shell.state.stdin = rest
+    else:
+        shell.state.inputs = {**shell.state.inputs, fd: rest}
+
+
+def read(shell: Shell, args: list[str]) -> None:
+    """``read``: a line of input into variables."""
+    options, words = _options(args, "adintNpu")
+    raw, array, delimiter = "r" in options, options.get("a", ""), options.get("d", "\n")[:1]
     names = words or ["REPLY"]
-    stdin = shell.state.stdin
-    if stdin is None:
+    fd = _descriptor(options)
+    stdin = _source(shell, fd)
+    if stdin is None or MARK.search(options.get("n", "") + options.get("N", "")):
         for name in [array] if array else names:
             mark = shell.world.marks.mark(
                 Unknown("text read from input", f"${name}", shell.where(), single=False, nonempty=False)
             )
             if array:
-                shell.state.scopes[0][name] = Var(mark=mark)
+                _put(shell, name, Var(mark=mark))
             else:
                 assign(shell, name, None, Text(mark, shell.where()))
         shell.state.status = None
         return
-    line, found, rest = stdin.partition(delimiter) if delimiter else (stdin, "", "")
-    while not raw and line.endswith("\\") and found == "\n":
-        more, found, rest = rest.partition("\n")
-        line = line[:-1] + more
-    shell.state.stdin = rest
+    if "N" in options:
+        count = int(options["N"]) if options["N"].isdigit() else 0
+        line, found, rest = stdin[:count], stdin[:count][count - 1 :], stdin[count:]
+        names = names[:1]
+    else:
+        line, found, rest = stdin.partition(delimiter) if delimiter else (stdin, "", "")
+        while not raw and line.endswith("\\") and found == "\n":
+            more, found, rest = rest.partition("\n")
+            line = line[:-1] + more
+        count = int(options["n"]) if options.get("n", "").isdigit() else len(line)
+        if count < len(line):
+            line, found, rest = line[:count], "\n", line[count:] + found + rest
+    _left(shell, fd, rest)
     if not raw:
         line = re.sub(r"\\(.)", r"\1", line)
-    _split_into(shell, line, [array] if array else names, array=bool(array), whole=not words and not array)
+    _split_into(
+        shell, line, [array] if array else names, array=bool(array), whole="N" in options or not (words or array)
+    )
     shell.state.status = 0 if found else 1
 
 
-def mapfile(shell: Shell, words: list[str]) -> None:
+def mapfile(shell: Shell, args: list[str]) -> None:
     """``mapfile``: the lines of input into an array."""
-    trim = "-t" in words
-    operands = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in ("-d", "-n", "-O", "-s", "-u", "-C", "-c"):
-            skip = True
-        elif not word.startswith("-"):
-            operands.append(word)
+    options, operands = _options(args, "dnOsuCc")
     name = operands[0] if operands else "MAPFILE"
-    stdin = shell.state.stdin
-    wild = stdin is None or any(not each.single for each in shell.world.marks.of(stdin)) or "-d" in words
+    fd = _descriptor(options)
+    stdin = _source(shell, fd)
+    numbers = [options.get(letter) or "0" for letter in "nOs"]
+    wild = stdin is None or any(not each.single for each in shell.world.marks.of(stdin))
     shell.state.status = 0
-    if wild:
+    if wild or options.keys() & {"d", "C"} or not all(each.isdigit() for each in numbers):
         mark = (
-            shell.world.marks.derive(stdin or "", "", "", shell.where(), single=False)
-            if stdin
+            shell.world.marks.derive(stdin, "", "", shell.where(), single=False)
+            if stdin and MARK.search(stdin)
             else shell.world.marks.mark(
                 Unknown("lines read from input", f"${{{name}[@]}}", shell.where(), single=False, nonempty=False)
             )
         )
-        shell.state.scopes[0][name] = Var(mark=mark)
+        _put(shell, name, Var(mark=mark))
         return
     assert stdin is not None
+    most, origin, skipped = map(int, numbers)
     lines = stdin.split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
-    shell.state.scopes[0][name] = Var(
-        items={place: Text(line + ("" if trim else "\n"), shell.where()) for place, line in enumerate(lines)}
-    )
+    _left(shell, fd, "".join(line + "\n" for line in lines[skipped + most :]) if most else "")
+    lines = lines[skipped : skipped + most if most else None]
+    found = shell.state.find(name)
+    items = dict(found[1].items or {}) if "O" in options and found else {}
+    ending = "" if "t" in options else "\n"
+    items.update({origin + place: Text(line + ending, shell.where()) for place, line in enumerate(lines)})
+    _put(shell, name, Var(items=items))

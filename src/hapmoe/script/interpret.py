@@ -76,6 +76,10 @@ class Shell:
         self.tolerant = 0
         self.loops = 0
         self.captures = 0
+        self.merged = False
+        """Standard error goes where the output goes."""
+        self.said = False
+        """Something was written to standard error."""
         self.splitting = False
         self._words: dict[tuple[str, int], Word | None] = {}
 
@@ -232,6 +236,7 @@ class Shell:
     def capture_body(self, body: Program, source: str, *, strip: bool = True) -> str:
         outer_source, self.substitution = self.substitution, source if len(source) < 300 else source[:300]
         out, self.state.out = self.state.out, ""
+        merged, self.merged = self.merged, False
         line, conditions = self.current_line, self.conditions
         try:
             file = _only_a_file(body)
@@ -243,6 +248,7 @@ class Shell:
             self.captures += 1
         finally:
             self.state.out, self.substitution, self.current_line, self.conditions = out, outer_source, line, conditions
+            self.merged = merged
         return text.rstrip("\n") if strip else text
 
     def print(self, text: str | None, *, what: str = "") -> None:
@@ -305,7 +311,10 @@ def _pipes(shell: Shell, node: Pipeline) -> int | None:
     try:
         for command in node.commands:
             shell.state.out, shell.state.stdin = "", text
-            shell.subshell(lambda command=command: shell.node(command))  # type: ignore[misc]
+            if command is node.commands[-1] and "lastpipe" in shell.state.options:
+                shell.node(command)
+            else:
+                shell.subshell(lambda command=command: shell.node(command))  # type: ignore[misc]
             text = shell.state.out
             statuses.append(shell.state.status)
     finally:

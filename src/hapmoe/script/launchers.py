@@ -128,14 +128,13 @@ def _python(
             pos += 1
         else:
             break
-    if pos >= len(words):
-        return Inside("none", (), around)
+    if pos >= len(words) or words[pos].text == "-":
+        return Inside("python", tuple(words[pos + 1 :]), around)
     text = words[pos].text
     python = tuple(word.text for word in words[:pos])
     if text.endswith("c") and text.startswith("-"):
-        return Inside("python", tuple(words[pos + 1 :]), around)
-    if text == "-":
-        return Inside("none", (), around)
+        code = words[pos + 1] if pos + 1 < len(words) else None
+        return Inside("python", tuple(words[pos + 2 :]), around, code=code)
     if text.startswith("-") and text.endswith("m"):
         if pos + 1 >= len(words):
             return Inside("none", (), around)

@@ -23,6 +23,12 @@ _ROUNDS = 70
 
 
 def for_in(shell: Shell, node: For) -> None:
+    if node.asks:
+        raise InputError(
+            "a menu (select) asks for an answer",
+            where=shell.where(node.line),
+            hint="write the choice into the script",
+        )
     if node.words is None:
         values = list(shell.state.positionals)
         if shell.state.positional_mark:
@@ -72,7 +78,6 @@ class _Loop:
     def once(self, run: Callable[[], None]) -> bool:
         """One round; False when the loop ends with it for certain."""
         shell = self.shell
-        goes_on = True
         live = []
         shell.loops += 1
         try:
@@ -106,7 +111,7 @@ class _Loop:
         shell.state = live[0]
         for state in live[1:]:
             shell.state = join(shell.state, state, self.where, shell.world.marks)
-        return goes_on
+        return True
 
     def _collect(self, live: list[State]) -> bool:
         arrived = take(self.shell, self.since, ("break", "continue"))
@@ -149,6 +154,7 @@ def _same(left: State, right: State) -> bool:
         and left.out == right.out
         and left.cwd == right.cwd
         and left.stdin == right.stdin
+        and left.inputs == right.inputs
     )
 
 
@@ -161,14 +167,12 @@ def _rounds(shell: Shell, where: str, test: Callable[[], int | None], body: Call
         shell.world.step(where)
         before = shell.state.copy()
         wide = bool(loop.broken) and rounds > 40
-        since = len(shell.pending)
         status = test()
         if status is None or wide:
             _until_settled(shell, loop, test, body, first=status)
             break
         if status != 0:
             break
-        del since
         if not loop.once(body):
             break
         rounds += 1

@@ -36,9 +36,12 @@ def unescape(text: str) -> tuple[str, bool]:
         if char != "\\" or pos >= len(text):
             out.append(char)
             continue
-        code = re.compile(r"x([0-9a-fA-F]{1,2})|0?([0-7]{1,3})").match(text, pos)
+        code = re.compile(
+            r"(?:x|u|U)((?<=x)[0-9a-fA-F]{1,2}|(?<=u)[0-9a-fA-F]{1,4}|(?<=U)[0-9a-fA-F]{1,8})|0?([0-7]{1,3})"
+        ).match(text, pos)
         if code:
-            out.append(chr(int(code.group(1), 16) if code.group(1) else int(code.group(2), 8)))
+            value = int(code.group(1), 16) if code.group(1) else int(code.group(2), 8)
+            out.append(chr(value) if value < 0xD800 else "\ufffd")
             pos = code.end()
         elif text[pos] == "c":
             return "".join(out), True
@@ -95,6 +98,8 @@ def _printf_once(shell: Shell, template: str, values: list[str]) -> str:
         value = value[:1] if kind == "c" else value
         return ("%" + flags + width + (precision or "") + "s") % value
 
+    if re.search(r"(?<!%)(?:%%)*%[-\d]*\(", template):
+        raise ValueError("a date")
     pieces = re.split(r"(%[-+ 0#]*(?:\*|\d*)(?:\.\d*)?[diouxXfFeEgGsbcq%])", template)
     out: list[str] = []
     for piece in pieces:

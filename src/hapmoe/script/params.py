@@ -13,7 +13,7 @@ from .assoc import assoc_keys
 from .patterns import escape, regex_of, strip_prefix, strip_suffix, substitute
 from .syntax import Param, Part
 from .values import MARK, Text, Unknown
-from .variables import assign, elements, missing, number, resolve, scalar
+from .variables import assign, elements, missing, number, provides, resolve, scalar
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -63,6 +63,9 @@ def _indirect(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_P
         return _keys(shell, part, where, quoted=quoted)
     if part.op in ("@", "*"):
         names = sorted({n for scope in shell.state.scopes for n in scope if n.startswith(part.name)})
+        if provides(part.name):
+            mark = Unknown(f"the shell's variables named {part.name}*", part.source, where, single=False)
+            return [_one(shell.world.marks.mark(mark), where, quoted)]
         return _separated([Text(name, where) for name in names], "@" if part.op == "@" else "*", where, quoted, shell)
     value = scalar(shell, part.name, part.index)
     if value is None:
@@ -224,6 +227,8 @@ def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
             escape(each.text) if each.kind == "quoted" else each.text
             for each in words.fragments(shell, part.arg, where)
         )
+        if op[0] == "/" and "nocasematch" in shell.state.options:
+            return shell.world.marks.mark(Unknown(f"{part.source} in either case", part.source, where, nonempty=False))
         if MARK.search(pattern):
             return shell.world.marks.derive(pattern, "", part.source, where)
         if op[0] == "#":
@@ -246,7 +251,7 @@ def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
         return substitute(text, pattern, by, op)
     if op in ("@U", "@L", "@u"):
         return {"@U": text.upper(), "@L": text.lower(), "@u": text[:1].upper() + text[1:]}[op]
-    if op == "@Q":
+    if op == "@Q" and not re.search(r"[\x00-\x1f\x7f-\x9f]", text):
         return "'" + text.replace("'", "'\\''") + "'"
     return shell.world.marks.mark(
         Unknown(f"the expansion {part.source}", part.source, where, single=False, nonempty=False)

@@ -191,7 +191,7 @@ class Parser(Conditions):
             condition = self._body("do")
             return While(condition, self._do_group(), word == "until", line)
         if word in ("for", "select"):
-            return self._for(line)
+            return self._for(line, asks=word == "select")
         if word == "case":
             return self._case(line)
         if word == "[[":
@@ -247,7 +247,7 @@ class Parser(Conditions):
             return body
         return self._do_group()
 
-    def _for(self, line: int) -> Node:
+    def _for(self, line: int, *, asks: bool) -> Node:
         self._blanks()
         if self.peek("(("):
             close = self.matching_parens(self.pos + 2)
@@ -262,14 +262,14 @@ class Parser(Conditions):
             raise self.fail("a for without a name")
         self._newlines_and_blanks()
         if not self._at("in"):
-            return For(name.source, None, self._loop_body(), line)
+            return For(name.source, None, self._loop_body(), line, asks)
         self.pos += 2
         words = []
         self._blanks()
         while (word := self.word()) is not None:
             words.append(word)
             self._blanks()
-        return For(name.source, tuple(words), self._loop_body(), line)
+        return For(name.source, tuple(words), self._loop_body(), line, asks)
 
     def _case(self, line: int) -> Case:
         self._blanks()

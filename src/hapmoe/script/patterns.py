@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import permutations
 
 from hapmoe.errors import InputError
 
 __all__ = [
+    "ambiguous_ere",
     "escape",
     "matches",
     "regex_of",
@@ -50,11 +52,11 @@ def translate(pattern: str, *, lazy: bool = False) -> str:
 
 
 @lru_cache(maxsize=2000)
-def regex_of(pattern: str) -> re.Pattern[str]:
+def regex_of(pattern: str, flags: int = re.DOTALL) -> re.Pattern[str]:
     """For ``fullmatch``. Between two stars the first match is as good as any, so nothing is tried twice."""
     pieces, _ = _translate(pattern, 0, "", lazy=False)
     if _EXTENDED.search(pattern):
-        return re.compile("".join(pieces), re.DOTALL)
+        return re.compile("".join(pieces), flags)
     runs: list[list[str]] = [[]]
     for piece in pieces:
         if piece == ".*":
@@ -62,15 +64,15 @@ def regex_of(pattern: str) -> re.Pattern[str]:
         else:
             runs[-1].append(piece)
     if len(runs) < 3:
-        return re.compile("".join(pieces), re.DOTALL)
+        return re.compile("".join(pieces), flags)
     middle = "".join("(?>.*?" + "".join(run) + ")" for run in runs[1:-1])
-    return re.compile("".join(runs[0]) + middle + ".*" + "".join(runs[-1]), re.DOTALL)
+    return re.compile("".join(runs[0]) + middle + ".*" + "".join(runs[-1]), flags)
 
 
-def matches(text: str, pattern: str) -> bool:
-    """Whether all of ``text`` matches."""
+def matches(text: str, pattern: str, *, nocase: bool = False) -> bool:
+    """Whether all of ``text`` matches, with ``nocase`` in either case (``shopt -s nocasematch``)."""
     _bounded(text, pattern)
-    return regex_of(pattern).fullmatch(text) is not None
+    return regex_of(pattern, re.DOTALL | re.IGNORECASE if nocase else re.DOTALL).fullmatch(text) is not None
 
 
 def _bounded(text: str, pattern: str) -> None:
@@ -166,6 +168,24 @@ def translate_ere(pattern: str) -> str:
 def slow_ere(pattern: str, text: str) -> bool:
     """Whether a backtracking matcher might take for ever: a repeated group that itself repeats or chooses."""
     return len(text) > 24 and bool(re.search(r"\([^()]*[+*|{][^()]*\)[+*{]|\)\)[+*{]", pattern))
+
+
+def ambiguous_ere(pattern: str) -> bool:
+    """Whether alternatives may match at one place with different lengths: POSIX takes the longest, Python the first.
+
+    >>> [ambiguous_ere(pattern) for pattern in ("a(bc|d)", "(a|ab)c", "x|y")]
+    [False, True, False]
+    """
+    groups = re.findall(r"(?:^|\()([^()]*\|[^()]*)(?=\)|$)", pattern)
+    if pattern.count("|") > sum(group.count("|") for group in groups):
+        return True
+    for group in groups:
+        options = group.removeprefix("?:").split("|")
+        if any(re.search(r"[^\w /,:=-]", option) for option in options):
+            return True
+        if any(one.startswith(other) for one, other in permutations(options, 2)):
+            return True
+    return False
 
 
 def strip_prefix(text: str, pattern: str, *, longest: bool) -> str:

@@ -16,42 +16,71 @@ __all__ = ["with_redirects"]
 
 
 def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[[], None]) -> None:
-    """Run with ``redirects`` in effect; standard error is not followed."""
+    """Run with ``redirects`` in effect; what goes to standard error is not followed, only that it joins the output."""
     if not redirects:
         run()
         return
-    outer, stdin = shell.state.out, shell.state.stdin
+    outer, stdin, inputs, merged = shell.state.out, shell.state.stdin, dict(shell.state.inputs), shell.merged
     sink: tuple[str, bool] | None = None
-    elsewhere = False
+    elsewhere = errors = apart = False
+    copied: int | None = None
     for each in redirects:
         shell.current_line = each.line
-        if each.op in ("<<", "<<-"):
-            shell.state.stdin = text_of(shell, each.target).text
-        elif each.op == "<<<":
-            shell.state.stdin = text_of(shell, each.target).text + "\n"
-        elif each.op == "<":
-            shell.state.stdin = _input(shell, each)
+        target = each.target.source
+        if each.op in ("<", "<<", "<<-", "<<<"):
+            fd = each.fd or 0
+            _read_from(shell, fd, _input(shell, each) if each.op == "<" else _here(shell, each))
+            copied = None if fd == 0 else copied
+        elif each.op == "<&" and (each.fd or 0) == 0 and target.isdigit():
+            copied = int(target)
+            shell.state.stdin = shell.state.stdin if copied == 0 else shell.state.inputs.get(copied)
         elif each.op in ("<&", "<>"):
-            continue
-        elif each.op == ">&" and re.fullmatch(r"\d+|-", each.target.source):
-            if (each.fd or 1) == 1 and each.fd != 2:
-                elsewhere = each.target.source != "1"
+            _read_from(shell, each.fd or 0, None)
+        elif each.op == ">&" and re.fullmatch(r"\d+|-", target):
+            if each.fd == 2:
+                shell.merged = target == "1" and not elsewhere and sink is None
+            elif (each.fd or 1) == 1:
+                elsewhere, errors = target != "1", target == "2"
                 sink = None if elsewhere else sink
+        elif each.fd == 2:
+            shell.merged = False
         elif each.fd in (None, 1):
             name = text_of(shell, each.target).text
             sink, elsewhere = (name, ">>" in each.op), False
+            apart, shell.merged = shell.merged, "&" in each.op
     captured = sink is not None or elsewhere
+    said, shell.said = shell.said, False
     if captured:
         shell.state.out = ""
     try:
         run()
     finally:
+        if copied:
+            inputs[copied] = shell.state.stdin
         if captured:
             text = shell.state.out
             shell.state.out = outer
             if sink is not None:
                 shell.write_file(sink[0], text, append=sink[1])
-        shell.state.stdin = stdin
+            elif errors and text:
+                shell.said = True
+                if merged:
+                    shell.print(None, what="standard error")
+        if apart and shell.said:  # 2>&1 > file: errors go where the output went
+            shell.print(None, what="standard error")
+        shell.said = shell.said or said
+        shell.state.stdin, shell.state.inputs, shell.merged = stdin, inputs, merged
+
+
+def _here(shell: Shell, redirect: Redirect) -> str:
+    return text_of(shell, redirect.target).text + ("\n" if redirect.op == "<<<" else "")
+
+
+def _read_from(shell: Shell, fd: int, text: str | None) -> None:
+    if fd == 0:
+        shell.state.stdin = text
+    else:
+        shell.state.inputs = {**shell.state.inputs, fd: text}
 
 
 def _input(shell: Shell, redirect: Redirect) -> str | None:

@@ -105,6 +105,8 @@ class State:
     assumed: frozenset[str] = frozenset()
     """Files that the branch being explored takes to exist."""
     stdin: str | None = None
+    inputs: dict[int, str | None] = field(default_factory=dict)
+    """What other descriptors read, by number."""
     zero: str = ""
 
     def copy(self) -> State:
@@ -114,6 +116,7 @@ class State:
             functions=dict(self.functions),
             files=dict(self.files),
             exports=dict(self.exports),
+            inputs=dict(self.inputs),
         )
 
     def find(self, name: str) -> tuple[dict[str, Var], Var] | None:
@@ -151,6 +154,7 @@ def join(left: State, right: State, where: str, marks: Marks) -> State:
         guards=left.guards,
         assumed=left.assumed & right.assumed,
         stdin=left.stdin if left.stdin == right.stdin else None,
+        inputs={fd: text for fd, text in left.inputs.items() if right.inputs.get(fd) == text},
         zero=left.zero,
     )
 

@@ -174,6 +174,8 @@ class For:
     words: tuple[Word, ...] | None
     body: Program
     line: int
+    asks: bool = False
+    """A ``select``: a menu."""
 
 
 @dataclass(frozen=True, slots=True)

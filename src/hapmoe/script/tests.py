@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from .arithmetic import ArithmeticError_
-from .patterns import matches, slow_ere, translate_ere
+from .patterns import ambiguous_ere, matches, slow_ere, translate_ere
 from .state import Var
 from .syntax import Test
-from .values import MARK, Text
+from .values import MARK, Text, Unknown
 from .variables import elements, number, resolve, scalar
 from .words import fragments, pattern_of, text_of
 
@@ -88,8 +88,10 @@ def _no_missing(shell: Shell, first: str, second: str) -> None:
 
 def _matches(shell: Shell, text: str, pattern: str, plain: str) -> bool | None:
     if MARK.search(text) or MARK.search(plain):
+        if "nocasematch" in shell.state.options:
+            return None
         return _equal(shell, text, plain) if not re.search(r"[*?\[]", pattern) else None
-    return matches(text, pattern)
+    return matches(text, pattern, nocase="nocasematch" in shell.state.options)
 
 
 def _equal(shell: Shell, left: str, right: str) -> bool | None:
@@ -128,10 +130,16 @@ def _regex(shell: Shell, text: str, test: Test) -> bool | None:
         )
         return None
     try:
-        match = re.compile(translate_ere(pattern)).search(text)
+        match = re.compile(translate_ere(pattern), re.IGNORECASE if "nocasematch" in shell.state.options else 0).search(
+            text
+        )
     except re.error as error:
         raise InputError(f"the regular expression {pattern!r} is not understood", where=shell.where()) from error
     groups: dict[int | str, Text] = {}
+    if match and ambiguous_ere(pattern):
+        mark = Unknown("what the longest of several matches is", "", shell.where(), single=False)
+        shell.state.scopes[0]["BASH_REMATCH"] = Var(mark=shell.world.marks.mark(mark))
+        return True
     if match:
         found = (match.group(0), *match.groups())
         groups = {place: Text(group or "", shell.where()) for place, group in enumerate(found)}

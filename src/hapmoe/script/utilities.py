@@ -7,21 +7,30 @@ None where only a run would tell.
 from __future__ import annotations
 
 import ast
+import operator
 import os.path
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .arithmetic import ArithmeticError_, evaluate
+from .awk import awk
 from .calculate import calculate
 from .grep_sed import grep, sed
 from .output import unescape
 from .streams import UNKNOWN, Result, input_text, joined, lines_of, split_args
 from .values import MARK, Unknown
+from .variables import missing, scalar
 
 if TYPE_CHECKING:
     from .interpret import Shell
 
 __all__ = ["UTILITIES"]
+
+_EXPR_COMPARES = {
+    **{"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le},
+    **{">": operator.gt, ">=": operator.ge, "==": operator.eq},
+}
 
 
 def _cat(shell: Shell, args: list[str], stdin: str | None) -> Result:
@@ -76,12 +85,14 @@ def _pwd(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 
 def _seq(shell: Shell, args: list[str], stdin: str | None) -> Result:
-    separator = "\n"
+    separator, wide = "\n", False
     while args and args[0].startswith("-") and not re.fullmatch(r"-\d+", args[0]):
         if args[0] == "-s" and len(args) > 1:
             separator, args = args[1], args[2:]
         elif args[0].startswith("-s"):
             separator, args = args[0][2:], args[1:]
+        elif args[0] == "-w":
+            wide, args = True, args[1:]
         else:
             return UNKNOWN
     if not 1 <= len(args) <= 3 or any(not re.fullmatch(r"-?\d+", arg) for arg in args):
@@ -90,7 +101,8 @@ def _seq(shell: Shell, args: list[str], stdin: str | None) -> Result:
     first, step, last = (numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) == 3 else 1, numbers[-1])
     if step == 0 or abs(last - first) // abs(step) > 20_000:
         return UNKNOWN
-    values = [str(value) for value in range(first, last + (1 if step > 0 else -1), step)]
+    width = max(map(len, args)) if wide else 0
+    values = [str(value).zfill(width) for value in range(first, last + (1 if step > 0 else -1), step)]
     return (separator.join(values) + "\n" if values else ""), 0
 
 
@@ -222,47 +234,113 @@ def _sort(shell: Shell, args: list[str], stdin: str | None) -> Result:
     return joined(lines[::-1] if "r" in parsed[0] else lines), 0
 
 
-def _awk(shell: Shell, args: list[str], stdin: str | None) -> Result:
-    parsed = split_args(args, "Fv")
-    if parsed is None or "v" in parsed[0] or not parsed[1]:
-        return UNKNOWN
-    options, operands = parsed
-    program = re.fullmatch(r"\s*\{\s*print\s+\$(\d+|NF)\s*;?\s*\}\s*", operands.pop(0))
-    text = input_text(shell, operands, stdin)
-    if not program or text is None or MARK.search(text):
-        return UNKNOWN
-    separator = options.get("F", " ")
-    if separator != " " and not re.fullmatch(r"[^\\.*?+|()\[\]{}^$]", separator):
-        return UNKNOWN
-    out = []
-    for line in lines_of(text):
-        pieces = line.split() if separator == " " else line.split(separator)
-        place = len(pieces) if program.group(1) == "NF" else int(program.group(1))
-        out.append(line if place == 0 else pieces[place - 1] if place <= len(pieces) else "")
-    return joined(out), 0
-
-
 def _expr(shell: Shell, args: list[str], stdin: str | None) -> Result:
-    if len(args) == 3 and args[1] in ("+", "-", "*", "/", "%") and all(re.fullmatch(r"-?\d+", args[i]) for i in (0, 2)):
-        left, right = int(args[0]), int(args[2])
-        if args[1] in ("/", "%") and right == 0:
-            return "", 2
-        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1) if right else 0
-        value = {"+": left + right, "-": left - right, "*": left * right, "/": quotient, "%": left - right * quotient}[
-            args[1]
-        ]
-        return f"{value}\n", 0 if value else 1
-    return UNKNOWN
+    if any(MARK.search(arg) for arg in args):
+        return UNKNOWN
+    if len(args) == 2 and args[0] == "length":
+        return f"{len(args[1])}\n", 0 if args[1] else 1
+    if len(args) == 3 and args[1] in _EXPR_COMPARES:
+        sides = [int(arg) if re.fullmatch(r"-?\d+", arg) else None for arg in (args[0], args[2])]
+        if None in sides and args[1] not in ("=", "!="):
+            return UNKNOWN  # an order of words, which depends on the locale
+        pair: tuple[Any, ...] = (args[0], args[2]) if None in sides else tuple(sides)
+        value = int(_EXPR_COMPARES[args[1]](*pair))
+        return f"{value}\n", 1 - value
+    if not args or not all(re.fullmatch(r"-?\d{1,15}|[-+*/%()]", arg) for arg in args):
+        return UNKNOWN
+    try:
+        value = evaluate(" ".join(args), lambda name, index: "", lambda name, index, value: None) or 0
+    except ArithmeticError_:
+        return "", 2
+    return f"{value}\n", 0 if value else 1
 
 
 def _bc(shell: Shell, args: list[str], stdin: str | None) -> Result:
     text = (stdin or "").strip()
-    if args or not re.fullmatch(r"[\d\s()+*-]+|\(?\d+\s*/\s*\d+\)?", text):
+    if args or not re.fullmatch(r"[\d\s()+*/%^-]+", text) or ("-" in text and re.search(r"[/%^]", text)):
         return UNKNOWN
     try:
-        return f"{int(calculate(ast.parse(text.replace('/', '//'), mode='eval').body))}\n", 0
+        source = text.replace("/", "//").replace("^", "**")
+        value = str(int(calculate(ast.parse(source, mode="eval").body)))
     except (SyntaxError, ValueError, ArithmeticError, TypeError, RecursionError):
         return UNKNOWN
+    return (value + "\n", 0) if len(value) < 60 else UNKNOWN
+
+
+def _xargs(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    """``xargs`` that echoes: white space becomes one blank."""
+    one = args[:1] in (["-n1"], ["-L1"]) or args[:2] == ["-n", "1"]
+    rest = args[(2 if args[:1] == ["-n"] else 1) if one else 0 :]
+    if rest not in ([], ["echo"]) or stdin is None or re.search(r"[\"'\\]", stdin) or MARK.search(stdin):
+        return UNKNOWN
+    words = stdin.split()
+    return ("".join(word + "\n" for word in words) if one and words else " ".join(words) + "\n"), 0
+
+
+def _paste(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    parsed = split_args([arg for arg in args if arg != "-"], "d")
+    if parsed is None or "s" not in parsed[0] or set(parsed[0]) - {"s", "d"} or len(parsed[1]) > 1:
+        return UNKNOWN
+    text, by = input_text(shell, parsed[1], stdin), unescape(parsed[0].get("d", "\t"))[0]
+    if text is None or len(by) != 1 or any(not each.single for each in shell.world.marks.of(text)):
+        return UNKNOWN
+    return by.join(lines_of(text)) + "\n", 0
+
+
+def _rev(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    text = input_text(shell, args, stdin)
+    return (joined([line[::-1] for line in lines_of(text)]), 0) if text and not MARK.search(text) else UNKNOWN
+
+
+def _tac(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    text = input_text(shell, args, stdin)
+    return (joined(lines_of(text)[::-1]), 0) if text and not MARK.search(text) else UNKNOWN
+
+
+def _envsubst(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    """Exported variables filled into ``$NAME`` and ``${NAME}``, those in the argument only where one is given."""
+    if len(args) > 1 or any(arg.startswith("-") for arg in args) or stdin is None:
+        return UNKNOWN
+    names = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
+    chosen = {match[1] or match[2] for arg in args for match in names.finditer(arg)} if args else None
+
+    def filled(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if chosen is not None and name not in chosen:
+            return match.group()
+        found = shell.state.find(name)
+        if found and not found[1].exported:
+            return ""
+        value = scalar(shell, name)
+        if value is None:
+            missing(shell, name)
+        return value.text if value else ""
+
+    return names.sub(filled, stdin), 0
+
+
+def _copy(shell: Shell, args: list[str], stdin: str | None, *, gone: bool = False) -> Result:
+    """``cp`` and ``mv`` of one file to another name."""
+    parsed = split_args(args)
+    names = parsed[1] if parsed and not set(parsed[0]) - set("fnpv") else []
+    if len(names) != 2 or "n" in (parsed or ({},))[0] or names[1].endswith("/") or any(map(MARK.search, names)):
+        for name in args:
+            if not name.startswith("-"):
+                shell.write_file(name, None)
+        return "", None
+    text = shell.read_file(names[0])
+    folder = shell.exists(names[1], "-d") is True
+    shell.write_file(f"{names[1]}/{os.path.basename(names[0])}" if folder else names[1], text)
+    if gone:
+        shell.write_file(names[0], None)
+    return "", 0 if text is not None else None
+
+
+def _remove(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    for name in args:
+        if not name.startswith("-"):
+            shell.write_file(name, None)
+    return "", None
 
 
 def _single(shell: Shell, args: list[str], stdin: str | None) -> Result:
@@ -307,8 +385,16 @@ UTILITIES: dict[str, Callable[[Shell, list[str], str | None], Result]] = {
     "head": _head,
     "tail": _tail,
     "sort": _sort,
-    "awk": _awk,
-    "gawk": _awk,
+    "awk": awk,
+    "gawk": awk,
+    "mawk": awk,
+    "xargs": _xargs,
+    "paste": _paste,
+    "rev": _rev,
+    "tac": _tac,
+    "envsubst": _envsubst,
+    "rm": _remove,
+    "mv": lambda s, a, i: _copy(s, a, i, gone=True),
     "expr": _expr,
     "bc": _bc,
     "date": _date,
@@ -322,7 +408,7 @@ UTILITIES: dict[str, Callable[[Shell, list[str], str | None], Result]] = {
     "uname": _single,
     "tee": _tee,
     "mkdir": _quiet,
-    "cp": _quiet,
+    "cp": _copy,
     "touch": _quiet,
     "sleep": _quiet,
     "chmod": _quiet,

@@ -24,6 +24,7 @@ __all__ = [
     "index_of",
     "missing",
     "number",
+    "provides",
     "read_number",
     "resolve",
     "scalar",
@@ -75,10 +76,17 @@ _SITE = {
     "LINENO": True,
     "CUDA_HOME": False,
     "COLUMNS": False,
+    "BASH_SUBSHELL": True,
+    "BASH_VERSINFO": True,
+    "PIPESTATUS": True,
+    "_": False,
 }
 _STABLE = frozenset(
     ("HOME", "USER", "LOGNAME", "PATH", "SHELL", "HOSTNAME", "UID", "EUID", "PYTHONPATH", "LD_LIBRARY_PATH")
 )
+_SITE_ARRAYS = frozenset(("BASH_VERSINFO", "PIPESTATUS", "GROUPS"))
+_SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1|-1", re.IGNORECASE)
+"""Values that tell a setting (``MOE_DROP_TOKEN=true``) from a credential of such a name."""
 _LARGEST_INDEX = 1_000_000
 
 
@@ -95,6 +103,11 @@ def resolve(shell: Shell, name: str) -> tuple[str, str | None]:
     raise InputError(f"a circle of name references at {name}", where=shell.where())
 
 
+def provides(prefix: str) -> bool:
+    """Whether bash or the site set variables whose names begin so."""
+    return any(name.startswith(prefix) for name in _SITE) or prefix in ("BASH_", "BASH", "COMP", "PS")
+
+
 def _provided(shell: Shell, name: str) -> Text | None:
     """A value that bash or the site provides."""
     state, here = shell.state, shell.where()
@@ -107,7 +120,7 @@ def _provided(shell: Shell, name: str) -> Text | None:
             f"the environment's ${name}",
             f"${{{name}}}",
             "" if name in _STABLE else here,
-            single=name not in ("LD_PRELOAD",),
+            single=name not in ("LD_PRELOAD", "_"),
             nonempty=_SITE[name],
             stable=name in _STABLE,
         )
@@ -209,11 +222,11 @@ def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
     index = through if index is None else index
     found = shell.state.find(name)
     if not found:
-        if index is not None and name in ("BASH_SOURCE", "FUNCNAME", "PIPESTATUS"):
+        if index is not None and name in ("BASH_SOURCE", "FUNCNAME"):
             values, _ = elements(shell, name)
             place = number(shell, index)
             return values[place] if place is not None and 0 <= place < len(values) else None
-        return _provided(shell, name) if index in (None, "0") else None
+        return _provided(shell, name) if index in (None, "0") or name in _SITE_ARRAYS else None
     var = found[1]
     if var.mark:
         return Text(
@@ -247,9 +260,8 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
             return [Text(file, shell.where()) for file in reversed(shell.sources)] or [Text(state.zero)], ""
         if name == "FUNCNAME":
             return [Text(each, shell.where()) for each in reversed(shell.calls)], ""
-        if name == "PIPESTATUS":
-            status = _special(shell, "?")
-            return [status] if status else [], ""
+        if name in _SITE_ARRAYS:
+            return [], shell.world.marks.mark(Unknown(f"the shell's ${name}", "", shell.where(), single=False))
         provided = _provided(shell, name)
         return ([provided] if provided else []), ""
     var = found[1]
@@ -317,7 +329,7 @@ def missing(shell: Shell, name: str, where: str = "") -> None:
 
 def secret(shell: Shell, name: str, value: Text) -> Text:
     """``value``, or what stands for it when ``name`` says that it is a credential."""
-    if not value.text or not is_secret_name(name):
+    if not value.text or not is_secret_name(name) or _SWITCH.fullmatch(value.text):
         return value
     blank = any(char.isspace() for char in value.text)
     return Text(
@@ -336,6 +348,8 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
     index = through if index is None else index
     found = shell.state.find(name)
     scope, var = found if found else (shell.state.scopes[0], Var())
+    if name == "_":
+        return  # bash gives it the last word of each command
     if var.readonly:
         raise InputError(f"{name} is read-only and assigned again", where=shell.where())
     if var.mark:

@@ -1,0 +1,108 @@
+"""``declare``, ``local``, ``export`` and ``readonly``: attributes, and values that are read before they are given."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hapmoe.errors import InputError
+
+from .assigning import assign_array, scalar_value
+from .sourcing import Args
+from .state import Var
+from .syntax import ArrayLiteral, Assign
+from .values import MARK, Text
+from .variables import assign, declare
+
+if TYPE_CHECKING:
+    from .interpret import Shell
+
+__all__ = ["declaration"]
+
+_LETTERS = {"a": "array", "A": "assoc", "i": "integer", "r": "readonly", "x": "exported", "n": "ref"}
+
+
+def declaration(shell: Shell, args: Args, kind: str) -> None:
+    flags: dict[str, bool | str] = {}
+    if kind in ("export", "readonly"):
+        flags["exported" if kind == "export" else "readonly"] = True
+    local = kind == "local" or (kind == "declare" and bool(shell.calls))
+    lists = False
+    pending = list(args)
+    while pending and isinstance(pending[0], Text) and re.fullmatch(r"[-+][a-zA-Z]+|--", pending[0].text):
+        word = pending.pop(0)
+        assert isinstance(word, Text)
+        for letter in word.text[1:]:
+            if letter == "n" and kind == "export":
+                flags["exported"] = False
+            elif letter in _LETTERS:
+                flags[_LETTERS[letter]] = word.text[0] == "-"
+            elif letter in "lu":
+                flags["case"] = "lower" if letter == "l" else "upper"
+            elif letter == "g":
+                local = False
+            elif letter in "fFp":
+                lists = True
+    shell.state.status = 0
+    if lists or not pending:
+        if not pending or kind != "export":
+            shell.print(None, what=kind)
+        return
+    late_readonly = bool(flags.pop("readonly", False))
+    ready = [each if isinstance(each, Text) else (each, scalar_value(shell, each)) for each in pending]
+    for item in ready:
+        name = (
+            _plain(shell, item, flags, local=local)
+            if isinstance(item, Text)
+            else _assigned(shell, *item, flags, local=local)
+        )
+        if late_readonly and name:
+            declare(shell, name, local=local, flags={"readonly": True})
+
+
+def _assigned(shell: Shell, node: Assign, value: Text | None, flags: dict[str, bool | str], *, local: bool) -> str:
+    """``NAME=value`` of a declaration; ``value`` is None for an array, whose words are read before it is local."""
+    if isinstance(node.value, ArrayLiteral):
+        assign_array(shell, node, node.value, local=local, assoc=bool(flags.get("assoc")))
+        if flags:
+            declare(shell, node.name, local=local, flags=flags)
+        return node.name
+    assert value is not None
+    fresh = local and node.name not in shell.state.scopes[-1]
+    if fresh:
+        shell.state.scopes[-1][node.name] = Var()
+    if flags or not fresh:
+        declare(shell, node.name, local=local, flags=flags)
+    scope = shell.state.scopes[-1] if local else shell.state.scopes[0]
+    if flags.get("ref") and node.name in scope:
+        scope[node.name] = Var(value=value, ref=True)
+    else:
+        assign(shell, node.name, node.index, value, append=node.append)
+    return node.name
+
+
+def _plain(shell: Shell, arg: Text, flags: dict[str, bool | str], *, local: bool) -> str:
+    """A word that is no assignment when it is read: a name, or what an expansion gave, such as ``export $PAIR``."""
+    if MARK.search(arg.text.partition("=")[0]):
+        raise InputError(
+            "variables are declared whose names are not known",
+            where=shell.where(),
+            hint="give them with --env NAME=VALUE and drop the line",
+        )
+    name, equals, value = arg.text.partition("=")
+    append = name.endswith("+")
+    name = name.removesuffix("+")
+    if not re.fullmatch(r"[A-Za-z_]\w*(\[.*\])?", name):
+        shell.state.status = 1
+        return ""
+    name = name.partition("[")[0]
+    if local and name not in shell.state.scopes[-1]:
+        shell.state.scopes[-1][name] = Var()
+    declare(shell, name, local=local, flags=flags)
+    if equals:
+        found = shell.state.find(name)
+        if flags.get("ref") and found:
+            found[0][name] = Var(value=Text(value, arg.where), ref=True)
+        else:
+            assign(shell, name, None, Text(value, arg.where), append=append)
+    return name
