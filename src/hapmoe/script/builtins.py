@@ -11,7 +11,7 @@ from hapmoe.errors import InputError
 from . import inputs
 from .arithmetic import evaluate
 from .control import Control
-from .declaring import declaration
+from .declaring import declaration, unset, unset_reference
 from .files import absolute
 from .output import echo, printf
 from .sourcing import Args, eval_, set_positionals, source, texts
@@ -19,7 +19,7 @@ from .state import Var
 from .syntax import Assign
 from .tests import BadTest, bracket
 from .values import MARK, Text, Unknown
-from .variables import assign, read_number, scalar, unset, unset_reference, write_number
+from .variables import assign, read_number, scalar, write_number
 
 if TYPE_CHECKING:
     from .interpret import Shell

@@ -1,8 +1,9 @@
-"""``declare``, ``local``, ``export`` and ``readonly``: attributes, and values that are read before they are given."""
+"""``declare``, ``local``, ``export``, ``readonly`` and ``unset``; values are read before their names are local."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
@@ -12,12 +13,12 @@ from .sourcing import Args
 from .state import Var
 from .syntax import ArrayLiteral, Assign
 from .values import MARK, Text
-from .variables import assign, declare
+from .variables import INDEXED, SITE, assign, index_of, provided, resolve
 
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["declaration"]
+__all__ = ["declaration", "unset", "unset_reference"]
 
 _LETTERS = {"a": "array", "A": "assoc", "i": "integer", "r": "readonly", "x": "exported", "n": "ref"}
 
@@ -106,3 +107,59 @@ def _plain(shell: Shell, arg: Text, flags: dict[str, bool | str], *, local: bool
         else:
             assign(shell, name, None, Text(value, arg.where), append=append)
     return name
+
+
+def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str]) -> None:
+    """Give ``name`` attributes, in the innermost scope when ``local``."""
+    state = shell.state
+    if local and len(state.scopes) > 1:
+        scope = state.scopes[-1]
+        var = scope.get(name, Var())
+    else:
+        if not flags.get("ref"):
+            name, _ = resolve(shell, name)
+        found = state.find(name)
+        scope, var = found if found else (state.scopes[0], Var())
+        if not found and flags.get("exported"):
+            provided = provided(shell, name)
+            var = replace(var, value=provided) if provided and name in SITE else var
+    if flags.get("array") or flags.get("assoc"):
+        var = replace(
+            var, items=var.items if var.items is not None else ({} if var.value is None else {0: var.value}), value=None
+        )
+    fresh = {
+        key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")
+    }
+    scope[name] = replace(var, case=str(flags.get("case", var.case)), **fresh)  # type: ignore[arg-type]
+    if flags.get("exported"):
+        shell.note_export(name)
+
+
+def unset_reference(shell: Shell, name: str) -> None:
+    """``unset -n``: the name itself, whatever it refers to."""
+    found = shell.state.find(name)
+    if found:
+        del found[0][name]
+
+
+def unset(shell: Shell, name: str) -> None:
+    indexed = INDEXED.fullmatch(name)
+    name, index = (indexed.group(1), indexed.group(2)) if indexed else (name, None)
+    name, through = resolve(shell, name)
+    index = index or through
+    found = shell.state.find(name)
+    if not found:
+        if name in SITE:
+            shell.state.scopes[0][name] = Var()
+        return
+    scope, var = found
+    if index is None or var.items is None:
+        if len(shell.state.scopes) > 1 and scope is shell.state.scopes[-1]:
+            scope[name] = Var()
+        else:
+            scope.pop(name)
+            if name in SITE:
+                scope[name] = Var()
+        return
+    key = index_of(shell, var, index)
+    scope[name] = replace(var, items={k: v for k, v in var.items.items() if k != key})

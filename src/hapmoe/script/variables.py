@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from .interpret import Shell
 
 __all__ = [
+    "INDEXED",
+    "SITE",
     "assign",
-    "declare",
     "elements",
     "index_of",
     "missing",
     "number",
+    "provided",
     "provides",
     "read_number",
     "resolve",
     "scalar",
     "secret",
-    "unset",
-    "unset_reference",
     "write_number",
 ]
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_INDEXED = re.compile(r"([A-Za-z_]\w*)\[(.+)\]", re.ASCII | re.DOTALL)
+INDEXED = re.compile(r"([A-Za-z_]\w*)\[(.+)\]", re.ASCII | re.DOTALL)
 # Set in any real shell, not known here. True: certainly not empty.
-_SITE = {
+SITE = {
     "HOME": True,
     "USER": True,
     "LOGNAME": True,
@@ -98,30 +98,30 @@ def resolve(shell: Shell, name: str) -> tuple[str, str | None]:
         if not found or not found[1].ref or not found[1].value:
             return name, index
         target = found[1].value.text
-        indexed = _INDEXED.fullmatch(target)
+        indexed = INDEXED.fullmatch(target)
         name, index = (indexed.group(1), indexed.group(2)) if indexed else (target, None)
     raise InputError(f"a circle of name references at {name}", where=shell.where())
 
 
 def provides(prefix: str) -> bool:
     """Whether bash or the site set variables whose names begin so."""
-    return any(name.startswith(prefix) for name in _SITE) or prefix in ("BASH_", "BASH", "COMP", "PS")
+    return any(name.startswith(prefix) for name in SITE) or prefix in ("BASH_", "BASH", "COMP", "PS")
 
 
-def _provided(shell: Shell, name: str) -> Text | None:
+def provided(shell: Shell, name: str) -> Text | None:
     """A value that bash or the site provides."""
     state, here = shell.state, shell.where()
     if name in ("PWD",):
         return Text(state.cwd, here)
     if name in ("BASH_SOURCE", "FUNCNAME"):
         return elements(shell, name)[0][0]
-    if name in _SITE:
+    if name in SITE:
         unknown = Unknown(
             f"the environment's ${name}",
             f"${{{name}}}",
             "" if name in _STABLE else here,
             single=name not in ("LD_PRELOAD", "_"),
-            nonempty=_SITE[name],
+            nonempty=SITE[name],
             stable=name in _STABLE,
         )
         return Text(shell.world.marks.mark(unknown), here)
@@ -226,7 +226,7 @@ def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
             values, _ = elements(shell, name)
             place = number(shell, index)
             return values[place] if place is not None and 0 <= place < len(values) else None
-        return _provided(shell, name) if index in (None, "0") or name in _SITE_ARRAYS else None
+        return provided(shell, name) if index in (None, "0") or name in _SITE_ARRAYS else None
     var = found[1]
     if var.mark:
         return Text(
@@ -262,7 +262,7 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
             return [Text(each, shell.where()) for each in reversed(shell.calls)], ""
         if name in _SITE_ARRAYS:
             return [], shell.world.marks.mark(Unknown(f"the shell's ${name}", "", shell.where(), single=False))
-        provided = _provided(shell, name)
+        provided = provided(shell, name)
         return ([provided] if provided else []), ""
     var = found[1]
     if var.mark:
@@ -396,59 +396,3 @@ def _shaped(shell: Shell, var: Var, value: Text, old: Text | None) -> Text:
     if var.case:
         text = text.upper() if var.case == "upper" else text.lower()
     return Text(text, (old.where or value.where) if old and old.text else value.where)
-
-
-def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str]) -> None:
-    """Give ``name`` attributes, in the innermost scope when ``local``."""
-    state = shell.state
-    if local and len(state.scopes) > 1:
-        scope = state.scopes[-1]
-        var = scope.get(name, Var())
-    else:
-        if not flags.get("ref"):
-            name, _ = resolve(shell, name)
-        found = state.find(name)
-        scope, var = found if found else (state.scopes[0], Var())
-        if not found and flags.get("exported"):
-            provided = _provided(shell, name)
-            var = replace(var, value=provided) if provided and name in _SITE else var
-    if flags.get("array") or flags.get("assoc"):
-        var = replace(
-            var, items=var.items if var.items is not None else ({} if var.value is None else {0: var.value}), value=None
-        )
-    fresh = {
-        key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")
-    }
-    scope[name] = replace(var, case=str(flags.get("case", var.case)), **fresh)  # type: ignore[arg-type]
-    if flags.get("exported"):
-        shell.note_export(name)
-
-
-def unset_reference(shell: Shell, name: str) -> None:
-    """``unset -n``: the name itself, whatever it refers to."""
-    found = shell.state.find(name)
-    if found:
-        del found[0][name]
-
-
-def unset(shell: Shell, name: str) -> None:
-    indexed = _INDEXED.fullmatch(name)
-    name, index = (indexed.group(1), indexed.group(2)) if indexed else (name, None)
-    name, through = resolve(shell, name)
-    index = index or through
-    found = shell.state.find(name)
-    if not found:
-        if name in _SITE:
-            shell.state.scopes[0][name] = Var()
-        return
-    scope, var = found
-    if index is None or var.items is None:
-        if len(shell.state.scopes) > 1 and scope is shell.state.scopes[-1]:
-            scope[name] = Var()
-        else:
-            scope.pop(name)
-            if name in _SITE:
-                scope[name] = Var()
-        return
-    key = index_of(shell, var, index)
-    scope[name] = replace(var, items={k: v for k, v in var.items.items() if k != key})
