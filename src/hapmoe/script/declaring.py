@@ -121,8 +121,8 @@ def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str
         found = state.find(name)
         scope, var = found if found else (state.scopes[0], Var())
         if not found and flags.get("exported"):
-            provided = provided(shell, name)
-            var = replace(var, value=provided) if provided and name in SITE else var
+            value = provided(shell, name) if name in SITE else None
+            var = replace(var, value=value) if value else var
     if flags.get("array") or flags.get("assoc"):
         var = replace(
             var, items=var.items if var.items is not None else ({} if var.value is None else {0: var.value}), value=None

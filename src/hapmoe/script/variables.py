@@ -262,8 +262,8 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
             return [Text(each, shell.where()) for each in reversed(shell.calls)], ""
         if name in _SITE_ARRAYS:
             return [], shell.world.marks.mark(Unknown(f"the shell's ${name}", "", shell.where(), single=False))
-        provided = provided(shell, name)
-        return ([provided] if provided else []), ""
+        value = provided(shell, name)
+        return ([value] if value else []), ""
     var = found[1]
     if var.mark:
         return [], var.mark
