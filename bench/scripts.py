@@ -28,8 +28,14 @@ __all__ = ["differences", "generate"]
 # Launchers as functions of the shell that runs the script: they write down their words and start nothing.
 _STAND_INS = r"""
 torchrun() { printf '%s\0' "$@" > "$RECORD/$((RECORDED++)).$BASHPID"; }
-export -f torchrun
+site() {
+  printf '%s\n' "$SITE_SAYS"
+  (( (SITE_CALLS++ + SITE_STATUS) % 3 )) && return $SITE_STATUS; return $((! SITE_STATUS))
+}
+export -f torchrun site
 """
+# What `site`, a program that only a run would tell of, says and how it ends; a reading must hold for all of them.
+_SITES = (("abc", "0"), ("p1", "1"), ("two words", "0"), ("", "1"))
 _HEAD = """#!/bin/bash
 A=abc; B='x  y'; E=; P=/data/run-7b/tok.model; N=7; Q="it's"; S=' lead trail '
 ARR=(one "two 2" '' three); declare -A MAP=([k]=v [w]="2 3")
@@ -46,6 +52,7 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.files = 0
+        self.site = seed % 3 == 2
 
     def pick(self, *choices: str) -> str:
         return self.random.choice(choices)
@@ -136,6 +143,35 @@ class _Writer:
             'grep -q b <<< "$X"',
         )
 
+    def unknown(self) -> str:
+        """A statement that depends on a program of the site."""
+        simple = self.pick(
+            "X=s", 'R+="$X"', "n=$((n+1))", "V=v", "L+=(s)", "shift", "return", "break", "continue", "exit"
+        )
+        answer, pattern = self.pick("abc", "p1", '""'), self.pick("a*", "p?", '""')
+        return self.pick(
+            "X=$(site)",
+            'V="a-$(site)"',
+            f"site && {simple}",
+            f"site || {simple}",
+            f"if site; then {simple}; else {self.simple()}\nfi",
+            f"if ! site a; then {self.simple()}\n{simple}; fi",
+            f'if [ "$(site)" = {answer} ]; then {simple}; fi',
+            f"[[ -z $(site) ]] && {simple}",
+            f"case $(site) in {pattern}) {simple} ;; *) {self.simple()}\n;; esac",
+            f"for i in $(site); do {simple}; done",
+            f"while site; do {simple}; done",
+            f"until site; do {simple}; done",
+            "read X V < <(site)",
+            f"site | while read -r l; do {simple}; done",
+            f"n=$(( $(site | wc -w) {self.pick('+', '*')} 2 ))",
+            "L=($(site))",
+            "site > out; X=$(< out)",
+            f"s() {{ {simple}; site; }}; s; R+=$?",
+            "X=${X:-$(site)}",
+            'Y=$(site); R+=${Y:+y}; [ -n "$Y" ] || V=e',
+        )
+
     def simple(self) -> str:
         self.files += 1
         name = f"file{self.files}"
@@ -214,6 +250,8 @@ class _Writer:
         return "\n".join(self.statement(depth - 1) for _ in range(self.random.randint(1, 3)))
 
     def statement(self, depth: int = 3) -> str:
+        if self.site and self.random.random() < 0.25:
+            return self.unknown()
         if depth <= 0 or self.random.random() < 0.55:
             return self.simple()
         body, other = self.block(depth), self.block(depth)
@@ -244,23 +282,28 @@ def generate(seed: int) -> str:
     return f"{_HEAD}{first}{statements}\n{_TAIL}"
 
 
-def _truth(script: Path, folder: Path) -> list[str] | None:
+def _truth(script: Path, folder: Path, site: tuple[str, str] = _SITES[0]) -> list[str] | None:
     """What bash hands to the launcher; None when it starts nothing."""
-    record = folder / "record"
-    record.mkdir()
-    env = {
-        "PATH": os.defpath,
-        "BASH_ENV": str(folder / "stand-ins"),
-        "RECORD": str(record),
-        "HOME": "/home/nobody",
-        "LC_ALL": "C.UTF-8",
-    }
-    command = ["timeout", "-k", "1", "3", "bash", script.name]
-    run = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if run.returncode in (124, 137):
-        raise TimeoutError
-    found = sorted(record.iterdir())
-    return found[-1].read_bytes().decode(errors="replace").split("\0")[1:-1] if found else None
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        work, record = Path(name, "work"), Path(name, "record")
+        work.mkdir()
+        record.mkdir()
+        env = {
+            "PATH": os.defpath,
+            "BASH_ENV": str(folder / "stand-ins"),
+            "RECORD": str(record),
+            "SITE_SAYS": site[0],
+            "SITE_STATUS": site[1],
+            "HOME": "/home/nobody",
+            "LC_ALL": "C.UTF-8",
+        }
+        (work / script.name).write_bytes(script.read_bytes())
+        command = ["timeout", "-k", "1", "3", "bash", script.name]
+        run = subprocess.run(command, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if run.returncode in (124, 137):
+            raise TimeoutError
+        found = sorted(record.iterdir())
+        return found[-1].read_bytes().decode(errors="replace").split("\0")[1:-1] if found else None
 
 
 def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
@@ -273,7 +316,6 @@ def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
             script = folder / "t.sh"
             script.write_text(generate(seed))
             (folder / "stand-ins").write_text(_STAND_INS)
-            (folder / "work").mkdir()
             os.chdir(folder)
             began = time.perf_counter()
             mine: list[str | None] | None
@@ -282,17 +324,22 @@ def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
             except InputError as error:
                 mine, why = None, str(error)
             seconds = time.perf_counter() - began
-            try:
-                truth = _truth(script, folder)
-            except TimeoutError:
-                yield seed, "endless", seconds, ""
-                continue
             if mine is None:
                 yield seed, "refused", seconds, why
-            elif truth is not None and _equal(mine, truth):
-                yield seed, "equal", seconds, ""
-            else:
-                yield seed, "different", seconds, f"read {mine}\n bash {truth}"
+                continue
+            kind, what = "equal", ""
+            for site in _SITES if "site" in script.read_text() else _SITES[:1]:
+                try:
+                    truth = _truth(script, folder, site)
+                except TimeoutError:
+                    kind = "endless"
+                    break
+                if truth is None and "site" in script.read_text():
+                    continue  # this way the script ends before it trains
+                if truth is None or not _equal(mine, truth):
+                    kind, what = "different", f"read {mine}\n bash {truth} with {site}"
+                    break
+            yield seed, kind, seconds, what
 
 
 def _equal(mine: list[str | None], truth: list[str]) -> bool:

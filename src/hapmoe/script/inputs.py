@@ -74,6 +74,15 @@ def _split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole
     if whole:
         assign(shell, names[0], None, Text(line, here))
         return
+    if any(not each.single for each in shell.world.marks.of(line)) and (array or len(names) > 1):
+        # where it splits is not known, so neither is what any variable gets
+        mark = shell.world.marks.derive(line, "", "", here, single=array is False)
+        for name in names:
+            if array:
+                _put(shell, name, Var(mark=mark))
+            else:
+                assign(shell, name, None, Text(mark, here))
+        return
     text = line.strip(blank) if blank else line
     alternatives = []
     if solid:
