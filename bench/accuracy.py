@@ -1,7 +1,9 @@
-"""How far predictions are from published results: ``python -m bench.accuracy [--rows FILE ...] [--json]``.
+"""How far predictions are from published results: ``python -m bench.accuracy [--rows FILE ...] [--json] [--left-out]``.
 
 Rows in the format of throughput.yaml (step time) or memory.yaml (peak memory). Errors are absolute
-percentage errors as fractions; "overall" are the rows of family megatron.
+percentage errors as fractions; "overall" are the rows of family megatron. ``--left-out`` adds what the
+calibrations would give on each (model, accelerator) if they had been fitted without it, and a trivial
+baseline both ways (minutes: it needs the derivatives of every calibration).
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+import numpy as np
 
-from bench.rows import Skip, case_of, stated_step_s
+from bench.baseline import baseline
+from bench.fit_calibration import derivatives, left_out, log_ratios, parameters, rows_of
+from bench.rows import Skip, case_of, load, stated_step_s
 from hapmoe.cost import evaluate
 from hapmoe.efficiency import load_yaml
 from hapmoe.errors import HapmoeError
@@ -37,11 +41,6 @@ MEMORY_KEYS = {
     "used_gib": (2.0**30, True),
     "used_gb": (2.0**30, True),
 }
-
-
-def load(paths: list[Path]) -> list[dict[str, Any]]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return [row for path in paths for row in yaml.load(path.read_text(), loader)]
 
 
 def predict(row: dict[str, Any]) -> tuple[float, float]:
@@ -90,14 +89,14 @@ def memory_of(estimate: Estimate, whole: bool, stage: str) -> float:
 
 
 def kendall_tau(groups: dict[str, list[tuple[float, float]]]) -> float | None:
-    """Rank correlation over all pairs inside groups of equal hardware and model."""
+    """Rank correlation over all pairs inside groups of equal hardware and model; equal predictions count as neither."""
     agree = total = 0
     for pairs in groups.values():
         for i, (p, q) in enumerate(pairs):
             for r, s in pairs[i + 1 :]:
                 if q != s:
                     total += 1
-                    agree += 1 if (p - r) * (q - s) > 0 else -1
+                    agree += int(np.sign((p - r) * (q - s)))
     return agree / total if total else None
 
 
@@ -146,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=Path, action="append", required=True)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--left-out", action="store_true", help="errors on groups left out of the fit (minutes)")
     parser.add_argument("--by", choices=["gpu", "model", "framework", "source", "row"], help="one more line per group")
     arguments = parser.parse_args()
     report, entries = measure(load(arguments.rows))
@@ -166,6 +166,26 @@ def main() -> None:
             errors = f"{part['median_ape']:7.1%} {part['p90_ape']:7.1%} {part['bias']:+7.1%}"
             print(f"{name:46}{part['rows']:5} {errors} {tau:>6}")
     print(f"{len(report['skipped'])} rows skipped")
+    if arguments.left_out:
+        show_left_out(arguments.rows)
+
+
+def show_left_out(paths: list[Path]) -> None:
+    """Prints errors on left-out groups beside those of the fit and of the baseline: steps of family megatron."""
+    rows = rows_of(load(paths))
+    now = log_ratios(rows)
+    found = parameters(rows)
+    kinds = {
+        "model": now,
+        "model, group left out": left_out(rows, found, now, derivatives(rows, found, now)),
+        "baseline": baseline(rows, left_out=False),
+        "baseline, group left out": baseline(rows, left_out=True),
+    }
+    moe = np.asarray([row.case.job.model.moe is not None for row in rows])
+    for name, residual in kinds.items():
+        for part, chosen in (("overall", np.ones(len(rows), dtype=bool)), ("moe", moe), ("dense", ~moe)):
+            size = np.abs(np.expm1(residual[chosen]))
+            print(f"{name + ', ' + part:46}{len(size):5} {np.median(size):7.1%} {np.percentile(size, 90):7.1%}")
 
 
 if __name__ == "__main__":

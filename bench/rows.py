@@ -1,10 +1,6 @@
 """A published training result (a row of the truth files' format) as job, cluster and plan.
 
-What a row does not state is taken as the framework's own habit; every such habit is in this file,
-applied by framework and device, never by row. They are not blind: which habits to assume (CUDA graphs
-on Grace-Blackwell, flex dispatch from release 25.11, bf16 gradient reduction, rho 1.7 of learned
-routers) was settled while looking at the errors of the collected rows. Errors on those rows are
-therefore optimistic; judge by rows kept apart.
+What a row does not state is taken as the framework's own habit (``bench.habits``).
 """
 
 from __future__ import annotations
@@ -12,16 +8,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import yaml
+
+from bench.habits import modern, recompute_of, training_of
 from hapmoe.catalog import find_device
 from hapmoe.cluster import Cluster, Network, Pool
 from hapmoe.errors import HapmoeError
-from hapmoe.job import Argument, JobSpec, Present, Training
+from hapmoe.job import JobSpec, Present
 from hapmoe.model import Mla, ModelSpec, Moe
-from hapmoe.plan import Plan, Recompute, Stage
+from hapmoe.plan import Plan, Stage
 
-__all__ = ["Case", "Skip", "case_of", "stated_step_s"]
+__all__ = ["Case", "Skip", "case_of", "group_of", "load", "stated_step_s"]
 
 DEVICES = (
     (r"^gb300", "gb300-288g"),
@@ -75,6 +76,25 @@ class Case:
     cluster: Cluster
     plan: Plan
 
+    @property
+    def key(self) -> bytes:
+        """Equal for rows that are the same to a model: name apart, everything that it is told."""
+        job = msgspec.structs.replace(self.job, name="")
+        return msgspec.msgpack.encode((job, self.cluster, self.plan))
+
+
+def load(paths: list[Path]) -> list[dict[str, Any]]:
+    """The rows of the files, in order."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return [row for path in paths for row in yaml.load(path.read_text(), loader)]
+
+
+def group_of(row: dict[str, Any]) -> tuple[str, str]:
+    """Model and accelerator, however they are spelled: what is left out together."""
+    model = re.sub(r"\(.*|[^a-z0-9]", "", str(row["model"]).lower())
+    gpu = re.sub(r"[- ].*", "", str(row["hw"].get("gpu") or "mixed").lower())
+    return model, gpu
+
 
 def case_of(row: dict[str, Any]) -> Case:
     """The row as job, cluster and plan; Skip with the reason where it cannot be."""
@@ -106,9 +126,8 @@ def case_of(row: dict[str, Any]) -> Case:
         name=row["id"],
         model=model,
         training=training_of(row, model, tp),
-        present=Present(tp=tp, sequence_parallel=bool(par.get("sp", _modern(row))) and tp > 1),
+        present=Present(tp=tp, sequence_parallel=bool(par.get("sp", modern(row))) and tp > 1),
         entry="pretrain_gpt.py",
-        argv=argv_of(row),
     )
     chunks = chunks_of(row, model, pp, vpp)
     size = tp * cp * dp
@@ -142,12 +161,6 @@ def case_of(row: dict[str, Any]) -> Case:
         vpp=vpp,
     )
     return Case(job, Cluster(pools=(pool,)), plan)
-
-
-def _modern(row: dict[str, Any]) -> bool:
-    """Flash attention and Transformer Engine, as Megatron has had them since 2023."""
-    text = f"{row.get('framework', '')} {row['source']}"
-    return not re.search(r"20(21|22)|v2\.2|v1\.1\.5|sailor|bigscience|SmartMoE|calculon", text, re.I)
 
 
 def pool_of(row: dict[str, Any]) -> Pool:
@@ -234,35 +247,6 @@ def model_of(arch: dict[str, Any], name: str) -> ModelSpec:
     )
 
 
-def argv_of(row: dict[str, Any]) -> tuple[Argument, ...]:
-    """Arguments that pricing reads from the script: CUDA graphs.
-
-    Megatron-Bridge's recipes for Grace-Blackwell use partial graphs where a row does not say.
-    """
-    extra = row.get("extra") or {}
-    grace = str(row["hw"].get("gpu")).startswith(("GB200", "GB300"))
-    habit = "transformer_engine" if grace and "Bridge" in row.get("framework", "") else "none"
-    impl = str(extra.get("cuda_graph_impl") or habit)
-    if impl == "none":
-        return ()
-    words = ["--cuda-graph-impl", "local" if impl == "full_iteration" else impl]
-    if impl == "full_iteration" or "full_iteration" in str(extra.get("cuda_graph_scope")):
-        words += ["--cuda-graph-scope", "full_iteration"]
-    return tuple(Argument(text=word) for word in words)
-
-
-def imbalance_of(row: dict[str, Any]) -> float | None:
-    """What is known of routing: forced balance is 1, a learned router without balance loss is skewed.
-
-    1.7: fullest over mean rank, 32 ranks with static experts, Mixtral on wikitext without auxiliary
-    loss (LAER-MoE artefact: 1.66 with 8 experts, 1.73 with 16).
-    """
-    text = f"{row.get('routing') or ''} {row.get('dispatcher') or ''}"
-    if re.search(r"auxiliary loss 0\.0(?!\d*[1-9])|auxiliary loss 0\.0001|FastMoE", text):
-        return 1.7
-    return None
-
-
 def _pattern(text: str, layers: int) -> list[int]:
     """Megatron's --moe-layer-freq: an interval, or a list made with + and *."""
     if text.isdigit():
@@ -273,85 +257,6 @@ def _pattern(text: str, layers: int) -> list[int]:
     if len(values) != layers:
         raise Skip(f"layer pattern {text} is not of {layers} layers")
     return values
-
-
-def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
-    """Precision, overlap, dispatcher: stated, or the habit of the row's framework."""
-    par, extra = row["par"], row.get("extra") or {}
-    framework = row.get("framework", "")
-    text = str(row.get("precision") or "BF16").lower()
-    nemo = bool(re.search(r"nemo|megatron-bridge|mlperf", framework, re.I))
-    modern = _modern(row)
-    recipe = None
-    if "fp8" in text or "nvfp4" in text:
-        recipe = (
-            "mxfp8" if "mx" in text else "blockwise" if "block" in text else "tensorwise" if "cs" in text else "delayed"
-        )
-    dispatcher = str(row.get("dispatcher") or "").lower()
-    if "flex" in dispatcher or "deepep" in dispatcher or "hybridep" in dispatcher:
-        kind = "flex"
-    elif "allgather" in dispatcher:
-        kind = "allgather"
-    elif re.search(r"Megatron-Bridge( 26|/NeMo (25\.11|26)|$)", framework) and not dispatcher.startswith("nccl"):
-        kind = "flex"  # the recipes' choice from 25.11 on (HybridEP or DeepEP)
-    else:
-        kind = "alltoall"
-    # NeMo's performance recipes reduce gradients in bf16 (grad_reduce_in_fp32=False)
-    unfused = extra.get("attention_backend") == "unfused" or extra.get("transformer_impl") == "local"
-    half = "16-bit gradient" in text or (nemo and not text.startswith("fp32"))
-    distributed = extra.get("dist_optimizer", bool(par.get("zero", modern)))
-    distributed = distributed or par.get("optimizer") == "dist-optimizer"
-    if par.get("optimizer") == "replicated":
-        distributed = False
-    overlap = nemo or bool(extra.get("overlap_grad_param"))
-    return Training(
-        seq_len=int(row["seq"]),
-        global_batch_size=int(row["gbs"]),
-        precision="fp16" if text.startswith("fp16") or text == "amp" else "fp32" if text == "fp32" else "bf16",
-        fp8_recipe=recipe,
-        fp4="nvfp4" in text,
-        fp8_param_gather=nemo and recipe == "mxfp8",
-        distributed_optimizer=bool(distributed),
-        grad_bytes=2 if half else 4,
-        grad_reduce_bytes=2 if half else 4,
-        overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap and bool(distributed),
-        tp_comm_overlap=nemo and tp > 1 and model.moe is None,
-        flash_attention=modern and not unfused,
-        transformer_engine=modern and extra.get("transformer_impl") != "local",
-        cp_comm_type=str(extra.get("cp_comm") or "p2p"),
-        dispatcher=kind,
-        grouped_gemm=True,
-        permute_fusion=nemo,
-        router_dtype="fp32" if nemo else None,
-        overlap_moe_comm=bool(extra.get("moe_a2a_overlap")) or "1F1B" in str(row.get("overlap") or ""),
-        cross_entropy_fusion=nemo or bool(extra.get("fused_ce")),
-        imbalance=imbalance_of(row),
-    )
-
-
-def recompute_of(stated: object, extra: dict[str, Any]) -> Recompute:
-    """What a row says of recomputation; nothing said: none."""
-    if isinstance(stated, dict):
-        modules = stated.get("modules") or []
-        if isinstance(modules, str):
-            modules = re.findall(r"[a-z_]+", modules)
-        if stated.get("granularity") == "full":
-            return Recompute(
-                granularity="full",
-                method=stated.get("method") or "uniform",
-                num_layers=int(stated.get("num_layers") or 1),
-            )
-        return Recompute(granularity="selective", modules=tuple(modules)) if modules else Recompute()
-    text = str(stated or "").lower()
-    block = re.search(r"full \(block (\d+)\)", text)
-    if block:
-        return Recompute(granularity="full", method="block", num_layers=int(block[1]))
-    if text.startswith("full"):
-        return Recompute(granularity="full", method="uniform", num_layers=1)
-    if "selective" in text:
-        return Recompute(granularity="selective", modules=("core_attn",))
-    return Recompute()
 
 
 def chunks_of(row: dict[str, Any], model: ModelSpec, pp: int, vpp: int) -> list[tuple[int, int]]:
@@ -410,5 +315,7 @@ def stated_step_s(row: dict[str, Any], model_flops: float) -> float | None:
     if result.get("tokens_s_gpu"):
         return float(row["gbs"]) * float(row["seq"]) / (float(result["tokens_s_gpu"]) * count)
     if result.get("tflops_per_gpu"):
-        return model_flops / (float(result["tflops_per_gpu"]) * 1e12 * count)
+        # arXiv:2104.04473 eq. (3) counts the recomputed forward pass, four passes for three
+        counted = 4 / 3 if "2104.04473" in row["source"] and row.get("recompute") == "full" else 1.0
+        return counted * model_flops / (float(result["tflops_per_gpu"]) * 1e12 * count)
     return None

@@ -25,7 +25,7 @@ ORDER = [
     *("resolve", "backends", "rules"),
     *("cost", "search", "present", "compare"),
     *("runtime", "launch"),
-    *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "report", "trace"),
+    *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "summary_explain", "report", "trace"),
     *("runnable", "checking", "replanning", "planning", "api", "probe", "profiling", "alone", "lab"),
     *("cli_options", "cli_launch", "cli_look", "cli_tables", "cli_alone", "cli_profile", "cli", "__main__"),
 ]

@@ -6,12 +6,15 @@ import io
 import subprocess
 import sys
 
+import builders
 import msgspec
 import pytest
 from rich.console import Console, RenderableType
 from sample_results import make_cluster, make_device, make_estimate, make_job, make_result, make_stages
 
+from hapmoe.cost import evaluate, operations
 from hapmoe.plan import Recompute, SearchReport, SearchResult, Violation
+from hapmoe.resolve import resolve
 from hapmoe.summary import (
     Comparison,
     render_devices,
@@ -20,6 +23,7 @@ from hapmoe.summary import (
     render_job,
     render_plan,
 )
+from hapmoe.summary_explain import parts_of_step, render_explanation
 from hapmoe.wording import (
     clean,
     describe_certificate,
@@ -201,3 +205,27 @@ def test_layers_show_embedding_head_and_virtual_stages() -> None:
     chunked = replace(plan, vpp=2, stages=(first, *plan.stages[1:3], last))
     assert describe_layers(chunked, 0) == "E 0-3 | 16-20"
     assert describe_layers(chunked, 3) == "12-14 | 28 MTP H"
+
+
+def test_explanation_adds_up_to_the_step() -> None:
+    """Parts are those of the timeline's busiest stage: with the wait for the others they fill the step."""
+    job, cluster = builders.job(), builders.cluster()
+    two = builders.plan(
+        (3, 5),
+        num_devices=16,
+        dp=16,
+        ep=8,
+        recompute=(Recompute(), Recompute(granularity="full", method="uniform", num_layers=1)),
+    )
+    plan = resolve(job, cluster, two)
+    estimate = evaluate(job, cluster, plan)
+    lines = operations(job, cluster, plan, 1)
+    parts = parts_of_step(plan, estimate, lines, 1)
+    assert sum(parts.values()) == pytest.approx(estimate.step_s, rel=1e-9)
+    # the operations of a microbatch, recomputation apart, are its forward and backward pass
+    stage = estimate.stages[1]
+    total = sum(times * (line.forward_s + line.backward_s) for times, line in lines)
+    assert total == pytest.approx(stage.forward_s + stage.backward_s - stage.recompute_s, rel=1e-9)
+    text = squeeze(show(render_explanation(plan, estimate, job, cluster)))
+    assert "waiting for other stages" in text and "moe: expert fc1" in text and "bound by" in text
+    assert "recomputation" in text

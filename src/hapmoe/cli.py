@@ -164,6 +164,7 @@ def plan(
 @takes_cluster
 @takes_tables
 @click.option("--plan", "plan_file", metavar="FILE", help="A plan.json instead of the script's own degrees.")
+@click.option("--explain", "explains", is_flag=True, help="Where the step goes, down to each operation.")
 @for_version
 @as_json
 def predict(
@@ -172,6 +173,7 @@ def predict(
     cluster_file: str,
     table_folders: tuple[str, ...],
     plan_file: str | None,
+    explains: bool,
     megatron_version: str | None,
     as_json: bool,
     **reading: Any,
@@ -214,9 +216,15 @@ def predict(
         if note:
             click.echo(note)
         return 1
+    from hapmoe.resolve import resolve
     from hapmoe.summary import render_estimate
 
     show(render_estimate(chosen, estimate, job, cluster, violations))
+    if explains:
+        from hapmoe.summary_explain import render_explanation
+
+        click.echo()
+        show(render_explanation(resolve(job, cluster, chosen), estimate, job, cluster))
     if note:
         click.echo(f"\n{note}")
     return 0 if good else 1

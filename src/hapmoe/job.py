@@ -55,12 +55,16 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     overlap_moe_comm: bool = False
     """EP all-to-all overlapped with compute (``--overlap-moe-expert-parallel-comm``)."""
     delay_wgrad: bool = False
+    cuda_graphs: str = "none"
+    """What CUDA graphs capture: none, layers (the static part of each), or full (a whole iteration)."""
     cross_entropy_fusion: bool = False
     per_token_loss: bool = False
     microbatch_group_size: int | None = None
     imbalance: float | None = None
     """rho, the hottest rank's share over the mean (``--imbalance``); None: balanced is ASSUMED."""
     megatron_version: str | None = None
+    software_date: float | None = None
+    """Release of Megatron and Transformer Engine as a fraction of a year (2025.9); None: today's."""
 
 
 class Present(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

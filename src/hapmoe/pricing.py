@@ -22,7 +22,7 @@ from hapmoe.options import FloatArray, LayerClass, Options, StageTable
 from hapmoe.pieces import Modelled, PieceRatio, optimizer_ratio, piece_ratios
 from hapmoe.plan import Recompute
 from hapmoe.tables.lookup import SOURCES
-from hapmoe.timing import Messages, Timed, host_s, time_ops
+from hapmoe.timing import Messages, Timed, host_s, time_ops, with_host
 from hapmoe.workload import (
     Op,
     Shapes,
@@ -224,11 +224,11 @@ def _layer(pool: Pool, shapes: Shapes, layer_class: LayerClass, known: Messages)
     efficiency = efficiency_of(pool.device)
     timed = time_ops(pool, shapes, layer_ops(shapes, layer_class), known)
     total = _sum(timed, len(shapes.options))
-    floor_s, wait_s = host_s(shapes.job, efficiency, layer_class)
+    issue_s, waits = host_s(shapes.job, efficiency, layer_class)
     back = efficiency.calibration["host_backward_calibration"]
     return timed, Sums(
-        np.maximum(total.forward_K, floor_s) + wait_s,
-        np.maximum(total.backward_K, back * floor_s) + back * wait_s,
+        with_host(total.forward_K, (issue_s, waits)),
+        with_host(total.backward_K, (back * issue_s, waits)),
         total.exposed_K,
         total.exposed_forward_K,
     )
@@ -345,6 +345,8 @@ class Line:
     """Seconds by where they come from."""
     alone_s: tuple[float, float] = (0.0, 0.0)
     """Forward and backward by the operations alone, before pieces of training steps scale them."""
+    hidden_s: float = 0.0
+    """Messages: what other work hides, beside the seconds above, which stick out."""
 
 
 def explain(job: JobSpec, pool: Pool, options: Options) -> tuple[Line, ...]:
@@ -366,13 +368,14 @@ def explain(job: JobSpec, pool: Pool, options: Options) -> tuple[Line, ...]:
     for block, measured, ops, layer_class in blocks:
         ratio = ratios.get(measured)
         own = [_line(block, timed, untold(pool), ratio) for timed in time_ops(pool, shapes, ops)]
-        lines += [line for line in own if line.forward_s or line.backward_s]
+        lines += [line for line in own if line.forward_s or line.backward_s or line.hidden_s]
         if layer_class is not None:
-            floor_s, wait_s = host_s(job, efficiency, layer_class)
+            issue_s, waits = host_s(job, efficiency, layer_class)
             back = efficiency.calibration["host_backward_calibration"]
             scale = (1.0, 1.0) if ratio is None else (float(ratio.forward_K[0]), float(ratio.backward_K[0]))
-            forward_s = scale[0] * (max(floor_s - sum(line.alone_s[0] for line in own), 0.0) + wait_s)
-            backward_s = scale[1] * (max(back * floor_s - sum(line.alone_s[1] for line in own), 0.0) + back * wait_s)
+            alone = np.asarray([[line.alone_s[way] for line in own] for way in (0, 1)]).sum(axis=1)
+            forward_s = scale[0] * float(with_host(alone[0], (issue_s, waits)) - alone[0])
+            backward_s = scale[1] * float(with_host(alone[1], (back * issue_s, waits)) - alone[1])
             if forward_s or backward_s:
                 source = untold(pool) if ratio is None else SOURCES[int(ratio.source_K[0])]
                 lines.append(Line(block, "host", forward_s, backward_s, "host", {source: forward_s + backward_s}))
@@ -399,7 +402,8 @@ def _line(block: str, timed: Timed, origin: str, ratio: PieceRatio | None) -> Li
         code = SOURCES.index(origin) if source_K is None else int(source_K[0])
         name = origin if SOURCES[code] == "roofline" else SOURCES[code]
         sources[name] = sources.get(name, 0.0) + seconds
-    return Line(block, op.name, *alone_s, bound, sources, alone_s)
+    hidden_s = max(float(timed.full_K[0]) - forward_s, 0.0) if op.kind == "message" else 0.0
+    return Line(block, op.name, *alone_s, bound, sources, alone_s, hidden_s)
 
 
 def untold(pool: Pool) -> str:

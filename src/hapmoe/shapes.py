@@ -7,7 +7,6 @@ per forward GEMM). Messages carry their direction themselves. Array suffix: K op
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,7 +21,6 @@ __all__ = [
     "Value",
     "column",
     "gemm",
-    "graph_scope",
     "message",
     "norm",
     "residual",
@@ -146,21 +144,6 @@ def uses_sequence_parallel(job: JobSpec) -> bool:
     turn it on.
     """
     return job.model.moe is not None or job.present.sequence_parallel or job.present.tp == 1
-
-
-def graph_scope(job: JobSpec) -> Literal["none", "layers", "full"]:
-    """What CUDA graphs capture: nothing, the static part of layers, or a whole iteration.
-
-    Source: megatron/training/arguments.py (--cuda-graph-impl, --cuda-graph-scope, --enable-cuda-graph).
-    """
-    words = [argument.text or "" for argument in job.argv]
-    used = "--enable-cuda-graph" in words or "--external-cuda-graph" in words
-    for flag, value in pairwise(words):
-        if flag == "--cuda-graph-impl":
-            used = value != "none"
-    if not used:
-        return "none"
-    return "full" if "full_iteration" in words else "layers"
 
 
 def gemm(name: str, part: str, m_K: Value, n_K: Value, k_K: Value, size: float, **more: object) -> Op:

@@ -17,9 +17,12 @@ from hapmoe.job import JobSpec
 from hapmoe.kernels import attention_ratio, gemm_ratio, traffic_ratio
 from hapmoe.measured import Measurements
 from hapmoe.options import FloatArray, IntArray, LayerClass
-from hapmoe.shapes import Op, Shapes, graph_scope
+from hapmoe.shapes import Op, Shapes
 
-__all__ = ["Timed", "host_s", "time_ops"]
+__all__ = ["NEWEST", "Timed", "host_s", "time_ops", "with_host"]
+
+NEWEST = 2026.5
+"""Date of the software whose rates the tables hold: the newest published results that they were fitted on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,21 @@ def _sustained(job: JobSpec, efficiency: Efficiency) -> float:
     return efficiency.sustained["fp4" if training.fp4 else "fp8" if training.fp8_recipe else "bf16"]
 
 
+def _aged(job: JobSpec, efficiency: Efficiency) -> float:
+    """Rate of older software against today's: kernels got faster from one release to the next."""
+    date = job.training.software_date
+    years = min(max(NEWEST - date, 0.0), 2.0) if date else 0.0
+    return float(efficiency.calibration["age_per_year_calibration"] ** -years)
+
+
 def _time_gemms(
     efficiency: Efficiency, job: JobSpec, ops: Sequence[Op], count: int, tables: Measurements | None
 ) -> dict[int, Timed]:
     """All GEMMs of a layer at once: stacked by precision and kind, three passes each."""
     done: dict[int, Timed] = {}
-    clocks = _sustained(job, efficiency)
+    clocks = _sustained(job, efficiency) * _aged(job, efficiency)
+    fine = efficiency.calibration["fp8_fine_scaling_calibration"]
+    fine = fine if job.training.fp8_recipe in ("mxfp8", "blockwise") else 1.0
     sets: dict[tuple[str, bool], list[int]] = {}
     for index, op in enumerate(ops):
         if op.kind in ("gemm", "grouped_gemm"):
@@ -71,7 +83,9 @@ def _time_gemms(
             stack[0, row], stack[1, row], stack[2, row], stack[3, row] = op.m_K, op.n_K, op.k_K, op.groups_K
         m_OK, n_OK, k_OK, groups_OK = stack
         peak = "fp8" if precision == "fp4" and "fp4" not in efficiency.peak else precision
-        factor = efficiency.grouped["fp8" if peak in ("fp8", "fp4") else "bf16"] if grouped else 1.0
+        low = peak in ("fp8", "fp4")
+        factor = efficiency.grouped["fp8" if low else "bf16"] if grouped else 1.0
+        factor *= fine if low else 1.0
         back = factor * efficiency.gemm_backward
         launch = efficiency.gemm["bf16"].launch_s
         passes, sources = [], []
@@ -96,7 +110,7 @@ def _time_gemms(
             passes.append((time_OK * ratio_OK + (ratio_OK - 1.0) * launch, bound_OK))
             sources.append(source_OK)
         (forward_OK, bound_OK), (dgrad_OK, _), (wgrad_OK, _) = passes
-        if peak in ("fp8", "fp4"):
+        if low:
             # quantize the input (forward) and the output gradient (backward): read 2 bytes, write 2 x 1
             each = 4.0 / (efficiency.memory_bytes_per_s * efficiency.e_elementwise)
             forward_OK = forward_OK + groups_OK * m_OK * k_OK * each
@@ -141,7 +155,8 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | No
     for index, op in enumerate(ops):
         if op.kind == "attention":
             flops_K, queries_K, heads_K = op.flops_K + zero_K, op.m_K + zero_K, op.groups_K + zero_K
-            precision, clocks = job.training.precision, _sustained(job, efficiency)
+            precision, clocks = job.training.precision, _sustained(job, efficiency) * _aged(job, efficiency)
+            clocks *= efficiency.calibration["attention_calibration"]
             forward_K = attention_seconds(
                 efficiency, flops_K, queries_K, heads_K, precision=precision, sustained=clocks
             )
@@ -234,15 +249,29 @@ def _time_messages(
         done[index] = Timed(op, exposed_K, zero_K, zero_K, seconds_K, zero_K, (from_table, None, None))
 
 
-def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:
-    """What the host costs a layer's forward pass: (a floor under its time, seconds added to it).
+def with_host(seconds_K: FloatArray, host: tuple[float, float]) -> FloatArray:
+    """Seconds of a layer's pass whose kernels the host takes ``host[0]`` seconds to issue.
 
-    The floor is the time to issue the layer's kernels. An MoE layer also waits for the host in the
-    middle: token counts go to the host before the experts can be issued, and the device runs dry
-    meanwhile (moe/token_dispatcher.py: the device-to-host synchronisation points). Backward is this
-    times host_backward_calibration. CUDA graphs take the captured part away.
+    The longer of the two, and ``host[1]`` of the shorter: what one of them waits for the other.
     """
-    calibration = efficiency.calibration
-    left = {"none": 1.0, "layers": calibration["host_graph_share_calibration"], "full": 0.0}[graph_scope(job)]
-    waits = calibration["host_moe_s_calibration"] if layer_class.moe else 0.0
-    return left * calibration["host_dense_s_calibration"], left * waits
+    issue_s, waits = host
+    return np.asarray(np.maximum(seconds_K, issue_s) + waits * np.minimum(seconds_K, issue_s))
+
+
+def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:
+    """What the host costs a layer's forward pass: (seconds to issue its kernels, share of them that is exposed).
+
+    A dense layer's kernels are issued while earlier ones run. In an MoE layer the host waits for token
+    counts before it can issue the experts, and the device runs dry meanwhile (moe/token_dispatcher.py:
+    the device-to-host synchronisation points); HybridEP keeps the counts on the device. Backward takes
+    host_backward_calibration times as long to issue. CUDA graphs take the captured part away.
+    """
+    calibration, training = efficiency.calibration, job.training
+    left = {"none": 1.0, "layers": calibration["host_graph_share_calibration"], "full": 0.0}[training.cuda_graphs]
+    issue_s = calibration["host_dense_s_calibration"]
+    if not layer_class.moe:
+        return left * issue_s, 0.0
+    hybrid = training.dispatcher == "flex" and training.flex_backend == "hybridep"
+    share = calibration["host_hybridep_calibration"] if hybrid else 1.0
+    issue_s += share * calibration["host_moe_s_calibration"]
+    return left * issue_s, calibration["host_exposed_calibration"]

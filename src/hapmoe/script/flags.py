@@ -132,6 +132,10 @@ FLAGS: tuple[Flag, ...] = (
     _set("moe-shared-expert-overlap"),
     _set("overlap-moe-expert-parallel-comm"),
     _set("delay-wgrad-compute"),
+    _set("enable-cuda-graph"),
+    _set("external-cuda-graph"),
+    _str("cuda-graph-impl"),
+    _str("cuda-graph-scope", arity="*"),
     # Batch.
     _int("global-batch-size"),
     _str("rampup-batch-size", arity=3),

@@ -279,6 +279,7 @@ def _training(reading: Reading, batch: int, imbalance: float | None) -> Training
         shared_expert_overlap=reading.switch("moe_shared_expert_overlap", "training.shared_expert_overlap"),
         overlap_moe_comm=reading.switch("overlap_moe_expert_parallel_comm", "training.overlap_moe_comm"),
         delay_wgrad=reading.switch("delay_wgrad_compute", "training.delay_wgrad"),
+        cuda_graphs=_cuda_graphs(reading),
         cross_entropy_fusion=reading.switch("cross_entropy_loss_fusion", "training.cross_entropy_fusion"),
         per_token_loss=reading.switch("calculate_per_token_loss", "training.per_token_loss"),
         microbatch_group_size=reading.integer(
@@ -325,6 +326,16 @@ def _flash(reading: Reading, transformer_engine: bool) -> bool:
     if backend in ("unfused", "local"):
         return False
     return transformer_engine or reading.switch("use_flash_attn", "training.flash_attention")
+
+
+def _cuda_graphs(reading: Reading) -> str:
+    """Nothing, the static part of layers, or a whole iteration (arguments.py:--cuda-graph-impl, --cuda-graph-scope)."""
+    into = "training.cuda_graphs"
+    used = (reading.word("cuda_graph_impl", into) or "none") != "none"
+    used = reading.switch("enable_cuda_graph", into) or reading.switch("external_cuda_graph", into) or used
+    if not used:
+        return "none"
+    return "full" if "full_iteration" in reading.words("cuda_graph_scope") else "layers"
 
 
 def _cp_comm(reading: Reading) -> str:
