@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.lab import Case, Run, run
 from hapmoe.probe.collectives import Collectives
 from hapmoe.probe.patches import Patches
-from hapmoe.profiling.measured import load_ranks
+from hapmoe.profiling.probed import load_ranks
 
 __all__ = ["main"]
 

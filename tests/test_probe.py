@@ -20,7 +20,7 @@ from hapmoe.probe.install import _Probe
 from hapmoe.probe.patches import Patches
 from hapmoe.probe.steps import Steps
 from hapmoe.profiling.carry import probe_files
-from hapmoe.profiling.measured import load_rank, load_ranks
+from hapmoe.profiling.probed import load_rank, load_ranks
 from hapmoe.volumes import step_traffic
 
 SPY = '''
@@ -244,7 +244,7 @@ def test_a_full_disk_ends_the_measurement_not_the_training(
 
 def test_incomplete_and_missing_ranks_are_named(tmp_path: Path) -> None:
     start = {"event": "start", "schema": 1, "rank": 1, "world_size": 2, "host": "a", "device": "b", "clock": "host"}
-    start |= {"versions": {}, "degrees": {}}
+    start |= {"date": "2026-11-30T10:00:00Z", "versions": {}, "degrees": {}}
     step = {"event": "step", "step": 1, "since_last_s": None, "forward": [], "backward": [], "optimizer": []}
     step |= {"tokens": [], "collectives": [], "memory": []}
     path = tmp_path / "rank1.jsonl"

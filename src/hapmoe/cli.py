@@ -15,6 +15,7 @@ from hapmoe.cli_options import (
     for_version,
     read_cluster,
     read_job,
+    reads_script,
     show,
     takes_cluster,
     takes_tables,
@@ -39,20 +40,6 @@ def cli() -> None:
     A Megatron-LM script and a cluster file in; the best parallel plan, a launcher that runs it and a
     report that shows why out.
     """
-
-
-reads_script = together(
-    click.argument("script"),
-    click.argument("args", nargs=-1, type=click.UNPROCESSED),
-    click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),
-    click.option(
-        "--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."
-    ),
-    click.option("--global-batch-size", type=click.IntRange(min=1), metavar="N", help="Sequences per step, likewise."),
-    click.option(
-        "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share of tokens over the mean."
-    ),
-)
 
 
 @cli.command(context_settings=SCRIPT)

@@ -19,6 +19,7 @@ __all__ = [
     "for_version",
     "read_cluster",
     "read_job",
+    "reads_script",
     "show",
     "takes_cluster",
     "takes_tables",
@@ -39,6 +40,19 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     return decorate
 
+
+reads_script = together(
+    click.argument("script"),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+    click.option("--env", "-e", "env", multiple=True, metavar="K=V", help="Environment variable for the script."),
+    click.option(
+        "--vocab-size", type=click.IntRange(min=1), metavar="N", help="Vocabulary, where the script has none."
+    ),
+    click.option("--global-batch-size", type=click.IntRange(min=1), metavar="N", help="Sequences per step, likewise."),
+    click.option(
+        "--imbalance", type=click.FloatRange(min=1.0), metavar="X", help="Hottest rank's share of tokens over the mean."
+    ),
+)
 
 takes_cluster = click.option("--cluster", "cluster_file", required=True, metavar="FILE", help="cluster.yaml")
 takes_tables = click.option(

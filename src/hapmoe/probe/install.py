@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
@@ -124,6 +125,7 @@ class _Probe:
             "schema": 1,
             "rank": _rank(),
             "world_size": torch.distributed.get_world_size(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "host": socket.gethostname(),
             "device": self.steps.clock.device,
             "clock": self.steps.clock.name,

@@ -78,6 +78,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal[1]
     rank: int
     world_size: int
+    date: str
+    """When its first step had ended, ISO 8601 in UTC."""
     host: str
     device: str
     """As its driver names it."""
