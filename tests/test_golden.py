@@ -45,10 +45,17 @@ MESHES = b.plan(
     recompute=(FULL, Recompute(), Recompute()),
     stages=({"tp": 4, "dp": 4, "ep": 8}, {"tp": 2, "dp": 4, "ep": 8}, {"tp": 2, "dp": 4, "ep": 8}),
 )
+LAYERS = b.plan(
+    (6, 6, 10, 10),
+    pools=("a100", "a100", "h100", "h100"),
+    recompute=(FULL, FULL, Recompute(), Recompute()),
+    stages=({"tp": 2, "dp": 4, "ep": 8},) * 2 + ({"tp": 2, "dp": 4, "ep": 4},) * 2,
+)
 PLANS = {
     "megatron": UPSTREAM,
     "flagscale": msgspec.structs.replace(MESHES, backend="flagscale"),
     "flagscale-patched": msgspec.structs.replace(UPSTREAM, backend="flagscale-patched"),
+    "galvatron": msgspec.structs.replace(LAYERS, backend="galvatron"),
 }
 CASES = [
     ("megatron", "torchrun"),
@@ -57,6 +64,7 @@ CASES = [
     ("megatron", "nemorun"),
     ("flagscale", "flagscale"),
     ("flagscale-patched", "torchrun"),
+    ("galvatron", "galvatron"),
 ]
 
 

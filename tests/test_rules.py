@@ -69,6 +69,11 @@ def hetero(*stages: dict[str, int], mixed: int = 1, micro_batch_size: int = 1) -
     return msgspec.structs.replace(made, backend="flagscale")
 
 
+def galvatron(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, backend="galvatron")
+
+
+GALVATRON = galvatron(b.plan((4, 4), pools=("a100", "h800"), stages=({"dp": 8, "ep": 2}, {"dp": 8, "ep": 8})))
 HETERO = hetero({"dp": 8, "ep": 8}, {"dp": 8, "ep": 8})
 
 
@@ -331,6 +336,38 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
         (b.job(argv="--log-params-norm"), TWO, UNEQUAL),
         (b.job(argv="--log-params-norm"), TWO, ALIKE),
     ),
+    "galvatron-devices": (
+        (
+            JOB,
+            TWO,
+            galvatron(b.plan((4, 4), stages=({"dp": 8}, {"dp": 4}), pools=("a100", "h800"), micro_batch_size=2)),
+        ),
+        (JOB, TWO, GALVATRON),
+    ),
+    "galvatron-batch": (
+        (JOB, TWO, galvatron(b.plan((4, 4), stages=({"dp": 8}, {"tp": 2, "dp": 4, "etp": 2}), pools=("a100", "h800")))),
+        (JOB, TWO, GALVATRON),
+    ),
+    "galvatron-recompute": (
+        (JOB, TWO, galvatron(b.plan(dp=8, ep=8, recompute=modules("layernorm")))),
+        (JOB, TWO, galvatron(b.plan(dp=8, ep=8, recompute=(FULL,)))),
+    ),
+    "galvatron-vocabulary": (
+        (
+            JOB,
+            TWO,
+            galvatron(
+                b.plan(
+                    (4, 4),
+                    stages=({"dp": 8, "ep": 8}, {"tp": 2, "dp": 4, "ep": 8}),
+                    pools=("a100", "h800"),
+                    micro_batch_size=1,
+                )
+            ),
+        ),
+        (JOB, TWO, GALVATRON),
+    ),
+    "galvatron-model": ((SOME_DENSE, TWO, GALVATRON), (JOB, TWO, GALVATRON)),
     "transport": (
         (JOB, FLAGCX_ASCEND, replaced(b.plan((4, 4), pools=("h800", "ascend"), dp=8, ep=4), backend="any")),
         (JOB, MIXED_LINKED, MIXED_PLAN),

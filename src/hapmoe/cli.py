@@ -91,7 +91,7 @@ def plan(
     from hapmoe.search import Restrictions
 
     began = time.perf_counter()
-    launch.target(target)
+    launch.target(target, "" if backend == "any" else backend)
     cluster = read_cluster(cluster_file, table_folders)
     job = read_job(script, args, megatron_version, **reading)
     with _progress() as progress:
@@ -129,7 +129,7 @@ def plan(
                 (f"{folder}/", "plan.json, arguments, entry, launcher"),
                 (f"{folder}/report.html", "the same with charts, for a browser"),
             ],
-            next_command=f"edit {folder}/hosts.tsv, then {folder}/launch.sh" if runs else "",
+            next_command=_start(str(folder), target) if runs else "",
         )
     )
     return 0
@@ -332,6 +332,14 @@ def _configuration(
         return given, check(job, cluster, given), ""
     present = present_plan(job, cluster)
     return present.plan, present.violations, present.note
+
+
+def _start(folder: str, target: str) -> str:
+    from hapmoe import launch
+
+    if target == "torchrun":
+        return f"edit {folder}/hosts.tsv, then {folder}/launch.sh"
+    return f"{folder}/README.txt, then {launch.STARTS[target]}"
 
 
 def _no_plan(planned: Planned, as_json: bool) -> int:

@@ -255,7 +255,7 @@ def _write(
     options = load_options(options_file) if options_file else None
     possible, reason = verdict(job, cluster, plan)
     plan = msgspec.structs.replace(plan, launchable=possible, launch_reason=None if possible else reason)
-    files = launch.target(target)(job, cluster, plan, dump_plan(plan), options)
+    files = launch.target(target, plan.backend)(job, cluster, plan, dump_plan(plan), options)
     folder = write_files(out, files, force=force)
     if not quiet:
         show(f"{folder}/ written; in it: {launch.STARTS[target]}")

@@ -109,7 +109,8 @@ def _first_that_runs(job: JobSpec, cluster: Cluster, plan: Plan) -> Plan:
     """A plan for any back end, given to the first one that starts it."""
     if backends.capabilities(plan.backend).module:
         return plan
-    runs = [name for name, reason in runnable_by(job, cluster, plan).items() if not reason]
+    found = runnable_by(job, cluster, plan).items()
+    runs = [name for name, reason in found if not reason and not backends.capabilities(name).own_target]
     return msgspec.structs.replace(plan, backend=runs[0]) if runs else plan
 
 
@@ -155,7 +156,7 @@ def artefacts(
     plan = planned.result.plan
     assert plan is not None
     events = timeline(job, cluster, plan)
-    files = dict(launch.target(target)(job, cluster, plan, dump_plan(plan)))
+    files = dict(launch.target(target, plan.backend)(job, cluster, plan, dump_plan(plan)))
     start = launch.STARTS[target]
     commands = [shlex.join(command), start] if command else [start]
     files["report.html"] = render(planned.result, job, cluster, events, planned.comparisons, commands=commands)

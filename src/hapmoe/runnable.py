@@ -30,7 +30,11 @@ def back_end_settings(backend: str) -> tuple[str, ...]:
 def needs_look(job: JobSpec, backend: str) -> bool:
     """Are there rules of this back end and version that the search does not know?"""
     capability = backends.capabilities(backend)
-    return capability.envelope or (bool(capability.module) and not capability.uneven(job.training.megatron_version))
+    return (
+        capability.envelope
+        or capability.equal_stages
+        or (bool(capability.module) and not capability.uneven(job.training.megatron_version))
+    )
 
 
 def legal_first(

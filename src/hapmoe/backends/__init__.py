@@ -39,6 +39,10 @@ class Capabilities:
     """First version that no longer does what the flags say; empty: none known."""
     envelope: bool = False
     """Shapes outside FlagScale's safe envelope are refused."""
+    equal_stages: bool = False
+    """Every stage holds equally many devices."""
+    own_target: str = ""
+    """The only target that writes for it; empty: every launcher starts it."""
     runtime: bool = False
     """``hapmoe.runtime`` joins stages that differ in degrees or in collective library."""
     note: str = ""
@@ -121,6 +125,21 @@ BACKENDS: dict[str, Capabilities] = {
         layout_version="0.12.0",
         before_version="0.16.0",
         note="FlagScale v0.9.0 with flagscale/hapmoe-hetero.patch, which you apply yourself and read before",
+    ),
+    "galvatron": Capabilities(
+        name="galvatron",
+        module="hapmoe.backends.galvatron",
+        per_stage_degrees=True,
+        uneven_layers=True,
+        cp=True,
+        per_stage_recompute=True,
+        recompute_modules={},  # whole layers only
+        min_version="0.0.0",  # not Megatron-Core
+        layout_version="0.0.0",
+        equal_stages=True,
+        own_target="galvatron",
+        note="Hetu-Galvatron cea12ff (2026-06-16), with a model configuration of its own; only its strategy file is "
+        "written (--target galvatron)",
     ),
     "any": Capabilities(
         name="any",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
+from hapmoe.backends import capabilities
 from hapmoe.cluster import Cluster
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
@@ -33,6 +34,7 @@ TARGETS = {
     "kubernetes": "hapmoe.launch.kubernetes",
     "nemorun": "hapmoe.launch.nemorun",
     "flagscale": "hapmoe.launch.flagscale",
+    "galvatron": "hapmoe.launch.galvatron",
 }
 """Module of each target (loaded when asked for), by the name that ``--target`` takes."""
 
@@ -42,12 +44,17 @@ STARTS = {
     "kubernetes": "./launch.sh",
     "nemorun": "python launch_nemo.py",
     "flagscale": "./launch.sh",
+    "galvatron": "Galvatron's own launcher, as README.txt says",
 }
 """The command that starts what a target wrote, in its folder."""
 
 
-def target(name: str) -> Target:
-    """The target called ``name``; InputError if there is none."""
+def target(name: str, backend: str = "") -> Target:
+    """The target called ``name``; InputError if there is none, or it does not start plans of ``backend``."""
     if name not in TARGETS:
         raise InputError(f"no target {name!r}", where="target", hint=f"one of {', '.join(TARGETS)}")
+    own = capabilities(backend).own_target if backend else ""
+    if backend and name != own and (own or name == "galvatron"):
+        hint = f"--target {own}" if own else "--backend galvatron"
+        raise InputError(f"target {name} does not write plans of back end {backend}", where="target", hint=hint)
     return cast(Target, importlib.import_module(TARGETS[name]).files)

@@ -17,6 +17,7 @@ import msgspec
 
 from hapmoe import backends
 from hapmoe.cluster import Cluster, Pool
+from hapmoe.errors import Unsupported
 from hapmoe.job import Argument, JobSpec
 from hapmoe.launch.environment import device_exports, file_name
 from hapmoe.launch.options import LaunchOptions
@@ -112,6 +113,8 @@ def parts(
     that the cluster file does not name; with pool, node, component, index.
     """
     options = options or LaunchOptions()
+    if wanted := backends.capabilities(plan.backend).own_target:
+        raise Unsupported(f"no launcher starts back end {plan.backend}: use target {wanted}")
     plan = resolve(job, cluster, plan)
     backend = backends.load(plan.backend if backends.capabilities(plan.backend).module else "megatron")
     possible, reason = verdict(job, cluster, plan)

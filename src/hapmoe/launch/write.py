@@ -14,7 +14,7 @@ __all__ = ["write_files"]
 
 OURS = {
     *("report.html", "trace.json", "__pycache__"),
-    *("launch.sh", "launch.sbatch", "launch-one.sbatch", "jobset.yaml", "launch_nemo.py", "flagscale"),
+    *("launch.sh", "launch.sbatch", "launch-one.sbatch", "jobset.yaml", "launch_nemo.py", "flagscale", "galvatron"),
     *("hapmoe_runtime", "runtime.json"),
 }
 """What other targets, the report and Python leave in a folder of ours."""

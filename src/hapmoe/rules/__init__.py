@@ -16,7 +16,7 @@ from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Violation
 from hapmoe.resolve import resolve
-from hapmoe.rules import batch, flags, flagscale, hetero, layers, mesh, placement, recompute
+from hapmoe.rules import batch, flags, flagscale, galvatron, hetero, layers, mesh, placement, recompute
 from hapmoe.rules.base import Context, Rule
 
 __all__ = ["FORM", "RULES", "Rule", "check"]
@@ -32,6 +32,7 @@ RULES: tuple[Rule, ...] = (
     *placement.RULES,
     *flags.RULES,
     *flagscale.RULES,
+    *galvatron.RULES,
     *hetero.RULES,
 )
 
