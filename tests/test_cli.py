@@ -5,11 +5,15 @@ Exit codes: 0 done, 1 an answer that is no, 2 bad input, 130 interrupted, 70 a b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -527,3 +531,35 @@ def test_interrupted_with_a_plan_in_hand(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["search"]["status"] == "feasible" and 0 < document["search"]["gap"] < 1
     assert document == json.loads((tmp_path / "hapmoe-plan" / "plan.json").read_text())
+
+
+def test_interrupted_on_a_terminal(tmp_path: Path) -> None:
+    """A real Ctrl-C: the first line of progress that knows a step is waited for, then the signal sent."""
+    command = ["plan", str(ROOT / "bench/cases/llama3-405b.sh"), "--cluster", str(ROOT / "bench/cases/16384-4.yaml")]
+    ours, its = pty.openpty()
+    with subprocess.Popen(
+        [*HAPMOE, *command, "--json"], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=its, text=True
+    ) as started:
+        os.close(its)
+        seen = b""
+        while b"best step" not in seen:
+            seen += os.read(ours, 4096)
+        started.send_signal(signal.SIGINT)
+        drain = threading.Thread(target=read_all, args=(ours,), daemon=True)
+        drain.start()
+        out, _ = started.communicate(timeout=120)
+    assert started.returncode == 0, seen
+    line = re.findall(r"\d[\d,]*/\d[\d,]* options, best step \S+ m?s, bound \S+ m?s", seen.decode())
+    assert line, seen
+    document = json.loads(out)
+    assert document["search"]["status"] == "feasible" and 0 < document["search"]["gap"] < 1
+    assert document["estimate"]["step_s"] * (1 - document["search"]["gap"]) == pytest.approx(
+        document["estimate"]["lower_bound_s"]
+    )
+
+
+def read_all(terminal: int) -> None:
+    """Whatever comes, until the other end is closed: what writes to a terminal must not wait for its reader."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 4096):
+            pass

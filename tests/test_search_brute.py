@@ -14,11 +14,13 @@ from hapmoe.pricing import recompute_menu
 from hapmoe.rules import check
 from hapmoe.search import pose_for, search
 from hapmoe.search.bounds import option_bounds, round_trip_bound
+from hapmoe.search.capacity import capacity_bounds, counts_suffice
 from hapmoe.search.entries import price_entries
 from hapmoe.search.expand import expand_counts, expand_orders
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
-from hapmoe.search.reach import counts_suffice, point_bounds
+from hapmoe.search.reach import point_bounds
+from hapmoe.search.space import may_interleave
 from hapmoe.search.split import best_split
 
 SPACES, BLOCKS = 300, 10
@@ -95,10 +97,17 @@ def check_bounds(problem: Problem, seed: int) -> None:
                 continue
             k = setting.option
             assert possible_K[k] and bound_K[k] <= step * slack, (seed, setting, bound_K[k], step)
+            # a ceiling that some plan keeps must not become the bound of its option
+            within = capacity_bounds(problem, np.asarray([k]), bound_K[[k]], step * 1.1)
+            assert within[0] <= step * slack, (seed, setting, within, step)
             assert floor[g] <= step * slack and point_bound[g] <= step * slack, (seed, setting, floor[g], step)
             alone = np.asarray([k]), np.asarray([setting.stages_P])
             one_vpp = np.asarray([setting.vpp])
             assert counts_suffice(problem, *alone, one_vpp, step * slack)[0], (seed, setting)
+            interleaved = may_interleave(problem.job, np.asarray([setting.pp]), problem.microbatches_K[[k]])[0]
+            assert interleaved or setting.vpp == 1, setting
+            several = np.zeros(1, np.int64)
+            assert counts_suffice(problem, *alone, several, step * slack)[0], (seed, setting)
             assert setting.vpp > 1 or round_trip_bound(problem, *alone)[0] <= step * slack, (seed, setting)
             limited, _ = point_bounds(problem, points.take(np.asarray([g])), floor[[g]], step * 1.1)
             assert limited[0] <= step * slack, (seed, setting, limited, step)

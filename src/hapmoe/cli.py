@@ -358,12 +358,15 @@ def _no_plan(planned: Planned, as_json: bool) -> int:
 
 
 class _progress:
-    """Search progress on stderr once it takes longer than a second, on a terminal only."""
+    """Search progress on stderr once it takes longer than a second: one line that is rewritten on a
+    terminal, else (a log) a new line now and then."""
 
     def __enter__(self) -> Progress:
         import time
 
-        self.began = time.perf_counter()
+        self.live = sys.stderr.isatty()
+        self.every_s = 0.2 if self.live else 10.0
+        self.next_s = time.perf_counter() + (1.0 if self.live else self.every_s)
         self.shown = False
         return self.show
 
@@ -372,13 +375,16 @@ class _progress:
 
         from hapmoe.units import format_seconds
 
-        if time.perf_counter() - self.began > 1.0 and sys.stderr.isatty():
-            best = f"best step {format_seconds(best_s)}" if best_s < float("inf") else "no plan yet"
-            click.echo(f"\r{settled}/{total} grid points, {best}, bound {format_seconds(bound_s)} ", err=True, nl=False)
-            self.shown = True
+        now = time.perf_counter()
+        if now < self.next_s:
+            return
+        self.next_s, self.shown = now + self.every_s, True
+        best = f"best step {format_seconds(best_s)}" if best_s < float("inf") else "no plan yet"
+        text = f"{settled:,}/{total:,} options, {best}, bound {format_seconds(bound_s)}"
+        click.echo(f"\r{text:<78}" if self.live else text, err=True, nl=not self.live)
 
     def __exit__(self, *_: object) -> None:
-        if self.shown:
+        if self.shown and self.live:
             click.echo("\r" + " " * 78 + "\r", err=True, nl=False)
 
 

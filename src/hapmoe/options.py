@@ -5,7 +5,7 @@ Legend of array suffixes: K option, R recomputation menu entry, C layer class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,3 +118,13 @@ class StageTable:
     """Communication buffers, allocator slack, framework context."""
     memory_limit_bytes: float
     """Device bytes minus reserve."""
+
+    def take(self, which: IntArray) -> StageTable:
+        """The same table with only these options."""
+        options = Options(*(getattr(self.options, name)[which] for name in Options.__slots__))
+        rows = {
+            name: value[..., which]
+            for name in self.__slots__
+            if name[-1] == "K" and (value := getattr(self, name)) is not None
+        }
+        return replace(self, options=options, **rows)

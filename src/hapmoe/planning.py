@@ -17,7 +17,7 @@ from hapmoe.plan import Plan, SearchResult
 from hapmoe.planfile import dump_plan
 from hapmoe.present import present_plan
 from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first, needs_look
-from hapmoe.search import Progress, Restrictions, pose_for, search, split_settings
+from hapmoe.search import Problem, Progress, Restrictions, pose_for, search, split_settings
 from hapmoe.summary import Comparison
 
 __all__ = ["Planned", "artefacts", "plan_job", "report_of", "trace_of"]
@@ -72,14 +72,28 @@ def plan_job(
     result = msgspec.structs.replace(result, plan=plan, ranked=ranked)
     if not compare:
         return Planned(result, ())
+    try:
+        return Planned(result, _comparisons(job, cluster, problem, backend, settings, time_limit_s))
+    except KeyboardInterrupt:  # the plan is in hand; it is told without what it compares to
+        return Planned(result, ())
+
+
+def _comparisons(
+    job: JobSpec,
+    cluster: Cluster,
+    problem: Problem,
+    backend: str,
+    settings: tuple[str, ...],
+    time_limit_s: float | None,
+) -> tuple[Comparison, ...]:
+    """The best uniform plan, the script's own degrees and, asked for, other back ends."""
     uniform = search(
         job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=time_limit_s
     )
     step = uniform.estimate.step_s if uniform.estimate else None
     note = "equal layers, one recomputation for all stages" if uniform.estimate else "no uniform plan fits"
     others = _by_back_end(job, cluster, settings, time_limit_s) if backend == "any" else ()
-    comparisons = (Comparison("best uniform plan", step, note), _own_degrees(job, cluster), *others)
-    return Planned(result, comparisons)
+    return Comparison("best uniform plan", step, note), _own_degrees(job, cluster), *others
 
 
 def _finish(job: JobSpec, cluster: Cluster, result: SearchResult) -> Plan:

@@ -18,7 +18,7 @@ from hapmoe.search.problem import Problem, price_space
 from hapmoe.search.restricted import Restrictions, search_restricted
 from hapmoe.search.space import build_space
 
-__all__ = ["COST_ONLY", "PLANNERS", "Progress", "Restrictions", "pose_for", "search", "split_settings"]
+__all__ = ["COST_ONLY", "PLANNERS", "Problem", "Progress", "Restrictions", "pose_for", "search", "split_settings"]
 
 
 PLANNERS = {

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.search.problem import Problem
+from hapmoe.search.space import may_interleave
 
 __all__ = ["EPS", "blocked_s", "count_bounds", "heavy_class", "option_bounds", "pipeline_bound", "round_trip_bound"]
 
@@ -94,8 +95,38 @@ def option_bounds(problem: Problem) -> tuple[FloatArray, NDArray[np.bool_]]:
     np.put_along_axis(stages_KP, order_KP, most_KP, axis=1)
     options_K = np.arange(len(stages_KP))
     bound_K = _work_bound(problem, options_K, stages_KP, whole_layers=False)
+    bound_K = np.maximum(bound_K, _length_bounds(problem).min(axis=1))
     possible_K = _memory_can_suffice(problem, options_K, space.most_KP) & (space.most_KP.sum(axis=1) > 0)
     return np.where(stages_KP.sum(axis=1) > 0, bound_K, np.inf), possible_K
+
+
+def _length_bounds(problem: Problem) -> FloatArray:
+    """[K, N] bound of an option on 1 … N stages, the fastest that there are: long pipelines are filled
+    and drained long, short ones have fewer devices. Infinite where there are not so many stages."""
+    space, layers = problem.space, problem.job.model.num_layers
+    heavy, number = heavy_class(problem)
+    layer_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)
+    phi_K = (np.stack([t.forward_CK[heavy] for t in problem.tables], axis=1) / layer_KP).max(axis=1)
+    light_K = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1).min(axis=1)
+    order_KP = np.argsort(layer_KP, axis=1)
+    end_KP = np.cumsum(np.take_along_axis(space.most_KP, order_KP, axis=1), axis=1)
+    place = np.arange(layers)
+    slot_KN = (place[None, :, None] >= end_KP[:, None, :]).sum(axis=2)
+    there_KN = slot_KN < layer_KP.shape[1]
+    sorted_KP = np.take_along_axis(layer_KP, order_KP, axis=1)
+    speed_KN = there_KN / np.take_along_axis(sorted_KP, np.minimum(slot_KN, layer_KP.shape[1] - 1), axis=1)
+    rate_KN = np.cumsum(speed_KN, axis=1)
+    microbatches_K1 = problem.microbatches_K[:, None].astype(np.float64)
+    # fill and drain as in ``_fill_bound``, whatever the number of virtual stages
+    ahead_KN = np.cumsum(speed_KN * place, axis=1) * light_K[:, None]
+    fill_KN = (microbatches_K1 * number + ahead_KN) / rate_KN
+    # B2 of every stage, all counted as first stages; summed as in ``_fill_bound``
+    early_KN = np.minimum(place, microbatches_K1 - 1)
+    trip_KN = number * (layer_KP.min(axis=1)[:, None] + (microbatches_K1 - 1 - early_KN * phi_K[:, None]) / rate_KN)
+    # where interleaving is legal only the first holds
+    interleaved = may_interleave(problem.job, place + 1, problem.microbatches_K[:, None])
+    bound_KN = np.where(interleaved, fill_KN, np.maximum(fill_KN, trip_KN))
+    return np.where(there_KN, bound_KN, np.inf)
 
 
 def count_bounds(problem: Problem, option_G: IntArray, stages_GP: IntArray) -> FloatArray:

@@ -9,9 +9,6 @@ the model (gap 0), or, cut by a time limit, the fraction by which one could stil
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -20,48 +17,22 @@ from hapmoe.cost import evaluate
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult
 from hapmoe.search.bounds import option_bounds
-from hapmoe.search.entries import price_entries, prune
+from hapmoe.search.capacity import capacity_bounds
+from hapmoe.search.dive import first_plan, some_options
 from hapmoe.search.expand import expand_counts, expand_orders, fullest_counts
 from hapmoe.search.misses import nearest_misses
-from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, make_plan, settings_of
 from hapmoe.search.reach import point_bounds
+from hapmoe.search.solve import solve_group, solve_points
 from hapmoe.search.space import count_points
-from hapmoe.search.split import Solution, best_equal, best_split
+from hapmoe.search.state import OutOfTimeError, Progress, State, pause
 
-__all__ = ["Progress", "State", "first_plan", "search_exact", "solve_points"]
+__all__ = ["Progress", "search_exact"]
 
-Progress = Callable[[int, int, float, float], None]
-"""progress(options settled, options, best step, lower bound)."""
-
-SEEDS = 24
-"""Options that are tried with their fullest stage counts first, for a good plan to cut with (fewer
-where pools stand in many orders)."""
-TRIALS = (1.2, 1.5, 2.0, 4.0, 16.0, np.inf)
-"""How much slower than its lowest bound the first plan may be, one after the other: a ceiling cuts."""
 FIRST_CHUNK, MOST_CHUNK = 64, 1024
 """Options whose stage counts are expanded at once: few at first, then more and more."""
 ROWS = 1024
 """Stage counts whose orders and virtual stages are expanded at once."""
-BATCH = 192
-"""Grid points whose stages are priced together."""
-
-
-@dataclass(slots=True)
-class State:
-    """What the search knows so far."""
-
-    uniform: bool = False
-    deadline: float = np.inf
-    found: list[tuple[float, Setting, Solution]] = field(default_factory=list)
-    best: float = np.inf
-    open_bound: float = np.inf
-    """Lowest bound of what could not be searched to the end."""
-    pruned: Counter[str] = field(default_factory=Counter)
-
-
-class _OutOfTimeError(Exception):
-    """The time limit passed."""
 
 
 def search_exact(
@@ -82,6 +53,7 @@ def search_exact(
     """
     began = time.perf_counter() if started is None else started
     state = State(uniform=uniform, deadline=np.inf if time_limit_s is None else began + time_limit_s)
+    state.progress = progress
     state.pruned.update(problem.space.dropped)
     if not len(problem.space.options):
         return _infeasible(problem, state, began)
@@ -91,79 +63,57 @@ def search_exact(
         state.pruned["memory"] += int((~possible_K).sum())
         order = np.flatnonzero(possible_K)
         order = order[np.argsort(bound_K[order], kind="stable")]
+        state.total = len(order)
         try:
-            if not uniform:
-                _seed(problem, state, order, bound_K)
-            _search_options(problem, state, order, bound_K, progress)
-            if top > 1 and not uniform and state.found:
-                _runners_up(problem, state, order[: _seeds(problem)], top)
-        except (_OutOfTimeError, KeyboardInterrupt) as stop:
+            _search_all(problem, state, order, bound_K, top)
+        except (OutOfTimeError, KeyboardInterrupt) as stop:
             if isinstance(stop, KeyboardInterrupt) and not state.found:
                 raise
+            state.open_bound = state.lower_bound()
             cut = True
     if not state.found:
         return _infeasible(problem, state, began, cut=cut)
     return _result(problem, state, began, planner, backend, top)
 
 
-def first_plan(problem: Problem, state: State) -> None:
-    """Some good plan of the problem, without proof; nothing in ``state`` if none was met."""
-    bound_K, possible_K = option_bounds(problem)
-    order = np.flatnonzero(possible_K)
-    _seed(problem, state, order[np.argsort(bound_K[order], kind="stable")], bound_K)
+def _search_all(problem: Problem, state: State, order: IntArray, bound_K: FloatArray, top: int) -> None:
+    """The options in ``order``, by bound: a first plan, the proof, the next-best plans."""
+    seeds = order
+    if len(order):
+        state.bound = float(bound_K[order[0]])
+    if not state.uniform:
+        first_plan(problem, state, order, bound_K)
+        order = order[bound_K[order] < state.best]
+        bound_K[order] = capacity_bounds(problem, order, bound_K[order], state.best)
+        seeds = order = order[np.argsort(bound_K[order], kind="stable")]
+    _search_options(problem, state, order, bound_K)
+    state.bound = np.inf
+    if top > 1 and not state.uniform and state.found:
+        _runners_up(problem, state, seeds[: some_options(problem)], top)
 
 
-def _seed(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
-    """A first plan: options with the lowest bounds, on as many devices as they can use."""
-    size = _seeds(problem)
-    for begin in range(0, len(order), size):
-        option, stages = fullest_counts(problem, order[begin : begin + size])
-        if not len(option):
-            continue
-        points, floor = expand_orders(problem, option, stages, bound_K[option], np.inf)
-        if not len(points):
-            continue
-        bound, _ = point_bounds(problem, points, floor, np.inf)
-        if np.isinf(bound).all():
-            continue
-        for trial in TRIALS:
-            state.best = trial * float(bound.min())
-            solve_points(problem, state, points, bound)
-            if state.found:
-                return
-        state.best = np.inf
-
-
-def _seeds(problem: Problem) -> int:
-    return max(2, SEEDS * 4 // max(len(problem.space.orders), 4))
-
-
-def _search_options(
-    problem: Problem, state: State, order: IntArray, bound_K: FloatArray, progress: Progress | None
-) -> None:
-    settled, size = 0, FIRST_CHUNK
-    postponed: list[int] = []
-    try:
-        while settled < len(order) and bound_K[order[settled]] < state.best:
-            chunk = order[settled : settled + size]
-            size = min(2 * size, MOST_CHUNK)
-            option, stages, bound, unlisted = expand_counts(problem, chunk[bound_K[chunk] < state.best], state.best)
-            postponed += unlisted
-            _search_counts(problem, state, option, stages, bound)
-            settled += len(chunk)
-            if progress:
-                progress(settled, len(order), state.best, float(bound_K[chunk[-1]]))
-        # Options with too many stage counts to list: a better plan cuts more of them.
-        later = np.asarray([k for k in postponed if bound_K[k] < state.best], np.int64)
-        if len(later):
-            option, stages, bound, postponed = expand_counts(problem, later, state.best)
-            _search_counts(problem, state, option, stages, bound)
-    finally:
-        for k in postponed:
-            state.open_bound = min(state.open_bound, float(bound_K[k]))
-        if settled < len(order):
-            state.open_bound = min(state.open_bound, float(bound_K[order[settled]]))
-            state.pruned["bound"] += len(order) - settled
+def _search_options(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
+    size, before = FIRST_CHUNK, state.total - len(order)
+    settled, postponed = 0, np.zeros(0, np.int64)
+    while settled < len(order) and bound_K[order[settled]] < state.best:
+        state.settled = before + settled
+        chunk = order[settled : settled + size]
+        size = min(2 * size, MOST_CHUNK)
+        # those with too many stage counts to list come last
+        state.bound = float(min(bound_K[chunk[0]], bound_K[postponed].min(initial=np.inf)))
+        option, stages, bound, unlisted = expand_counts(problem, chunk[bound_K[chunk] < state.best], state.best)
+        postponed = np.concatenate([postponed, np.asarray(unlisted, np.int64)])
+        _search_counts(problem, state, option, stages, bound)
+        settled += len(chunk)
+        pause(state)
+    state.pruned["bound"] += len(order) - settled
+    # a better plan cuts more of their stage counts
+    later = postponed[bound_K[postponed] < state.best]
+    if len(later):
+        state.bound = float(bound_K[later].min())
+        option, stages, bound, unlisted = expand_counts(problem, later, state.best)
+        _search_counts(problem, state, option, stages, bound)
+        state.open_bound = float(min(state.open_bound, bound_K[unlisted].min(initial=np.inf)))
 
 
 def _search_counts(
@@ -177,78 +127,6 @@ def _search_counts(
             return
         points, floor = expand_orders(problem, option_G[rows], stages_GP[rows], bound_G[rows], state.best)
         solve_points(problem, state, points, floor)
-
-
-def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
-    """Bound and, where that leaves them open, solve grid points; the best goes into ``state``."""
-    keep = np.flatnonzero(floor_G < state.best)
-    if state.uniform:
-        keep = keep[problem.job.model.num_layers % (points.pp_G * points.vpp_G)[keep] == 0]
-    if not len(keep):
-        return
-    points, floor_G = points.take(keep), floor_G[keep]
-    bound, high = point_bounds(problem, points, floor_G, state.best)
-    state.pruned["memory"] += int(np.isinf(bound).sum())
-    state.pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
-    order = np.argsort(bound, kind="stable")
-    order = order[bound[order] < state.best]
-    first = 0
-    while first < len(order):
-        # Without a good incumbent everything looks open: start with a few points, then take many at once.
-        size = 4 if not np.isfinite(state.best) and not state.uniform else BATCH
-        batch = order[first : first + size]
-        first += size
-        batch = batch[bound[batch] < state.best]
-        for vpp in sorted(set(points.vpp_G[batch].tolist())):
-            group = batch[points.vpp_G[batch] == vpp]
-            settings = settings_of(problem, points.take(group))
-            if state.uniform:
-                if found := best_equal(problem, settings, state.best):
-                    _keep(state, *found)
-            else:
-                _solve_group(problem, state, settings, bound[group], [high[g] for g in group.tolist()])
-            _check_time(state)
-
-
-def _solve_group(
-    problem: Problem, state: State, settings: list[Setting], bound_G: FloatArray, high: list[IntArray]
-) -> None:
-    """Solve grid points of one vpp, those with the lowest bound first."""
-    width = max(setting.pp for setting in settings)
-    pp_G = np.asarray([setting.pp for setting in settings])
-    real_GJ = np.arange(width) < pp_G[:, None]
-    layers, vpp = problem.job.model.num_layers, settings[0].vpp
-    high_GJ = np.zeros((len(settings), width), np.int64)
-    for g, row in enumerate(high):
-        high_GJ[g, : len(row)] = row
-    most_G = layers - (pp_G - 1) * vpp
-    high_GJ = np.where(real_GJ, np.minimum(high_GJ, most_G[:, None]), 0)
-    low_GJ = np.where(real_GJ, np.maximum(vpp, layers - (high_GJ.sum(axis=1, keepdims=True) - high_GJ)), 1)
-    entries = price_entries(problem, settings, low_GJ, high_GJ)
-    entries, better_G = prune(problem, settings, entries, state.best)
-    bound_G = np.maximum(bound_G, better_G)
-    begin = np.searchsorted(entries.point_E, np.arange(len(settings)))
-    end = np.searchsorted(entries.point_E, np.arange(len(settings)), side="right")
-    for g in np.argsort(bound_G, kind="stable").tolist():
-        if bound_G[g] >= state.best or begin[g] == end[g]:
-            continue
-        mine = entries.take(slice(int(begin[g]), int(end[g])))
-        solution, left_open = best_split(problem, settings[g], mine, state.best, float(bound_G[g]))
-        state.open_bound = min(state.open_bound, left_open)
-        if solution is not None:
-            _keep(state, settings[g], solution)
-        _check_time(state)
-
-
-def _keep(state: State, setting: Setting, solution: Solution) -> None:
-    if solution.step_s < state.best:
-        state.best = solution.step_s
-        state.found.append((solution.step_s, setting, solution))
-
-
-def _check_time(state: State) -> None:
-    if time.perf_counter() > state.deadline:
-        raise _OutOfTimeError
 
 
 RUNNERS_UP = 24
@@ -277,7 +155,7 @@ def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -
             continue
         tried += 1
         other = State(best=ceiling, deadline=state.deadline)
-        _solve_group(problem, other, [setting], bound[[g]], [high[g]])
+        solve_group(problem, other, [setting], bound[[g]], [high[g]])
         state.found += other.found
 
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.search.bounds import EPS, count_bounds, heavy_class, round_trip_bound
+from hapmoe.search.capacity import counts_suffice
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
-from hapmoe.search.reach import counts_suffice
-from hapmoe.search.space import count_vectors, legal_vpp
+from hapmoe.search.space import count_vectors, legal_vpp, may_interleave
 
-__all__ = ["expand_counts", "expand_orders", "fullest_counts"]
+__all__ = ["distinct", "expand_counts", "expand_orders", "fullest_counts"]
 
 FEW_VECTORS = 3000
 """Stage counts of one size that are listed once for all its options."""
@@ -47,7 +47,7 @@ def fullest_counts(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntA
         np.put_along_axis(vectors, order_KP, taken, axis=1)
         options.append(option_K)
         stages.append(vectors)
-    return _distinct(problem, np.concatenate(options), np.concatenate(stages))
+    return distinct(problem, np.concatenate(options), np.concatenate(stages))
 
 
 def expand_counts(
@@ -78,12 +78,12 @@ def expand_counts(
             else:
                 parts.append(_fast_enough(problem, np.asarray([k]), vectors, best_s))
     option, stages = (np.concatenate(column) for column in zip(*parts, strict=True))
-    option, stages = _distinct(problem, option, stages, unique=False)
+    option, stages = distinct(problem, option, stages, unique=False)
     bound = count_bounds(problem, option, stages) if len(option) else np.zeros(0)
     keep = np.flatnonzero(bound < best_s)
     if np.isfinite(best_s) and len(keep):
-        one = np.ones(len(keep), np.int64)
-        keep = keep[counts_suffice(problem, option[keep], stages[keep], one, best_s)]
+        several = may_interleave(problem.job, stages[keep].sum(axis=1), problem.microbatches_K[option[keep]])
+        keep = keep[counts_suffice(problem, option[keep], stages[keep], np.where(several, 0, 1), best_s)]
     keep = keep[np.argsort(bound[keep], kind="stable")]
     return option[keep], stages[keep], bound[keep], unlisted
 
@@ -121,7 +121,7 @@ def _fewest_stages(problem: Problem, k: int, most: IntArray, best_s: float) -> I
     return np.clip(fewest, 0, most)
 
 
-def _distinct(
+def distinct(
     problem: Problem, option_G: IntArray, stages_GP: IntArray, unique: bool = True
 ) -> tuple[IntArray, IntArray]:
     """Without repetitions, and only what the pins allow."""

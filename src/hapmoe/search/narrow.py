@@ -12,10 +12,11 @@ from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.plan import Recompute
 from hapmoe.search.bounds import option_bounds
-from hapmoe.search.exact import State, first_plan
+from hapmoe.search.dive import first_plan
 from hapmoe.search.pins import Pins
 from hapmoe.search.problem import price_space
 from hapmoe.search.space import Space
+from hapmoe.search.state import State
 
 __all__ = ["MANY", "narrow"]
 
@@ -43,7 +44,9 @@ def narrow(job: JobSpec, cluster: Cluster, space: Space, menu: tuple[Recompute, 
         state = State()
         for begin in range(0, min(len(order), 16 * TRIED), TRIED):
             problem = price_space(job, cluster, space.take(np.sort(order[begin : begin + TRIED])), few, pins)
-            first_plan(problem, state)
+            seen_K, fits_K = option_bounds(problem)
+            lowest = np.flatnonzero(fits_K)
+            first_plan(problem, state, lowest[np.argsort(seen_K[lowest], kind="stable")], seen_K)
             if state.found:
                 break
     best = state.best if state.found else np.inf

@@ -53,6 +53,10 @@ class Sends:
     domain_P: IntArray
     """Devices that share a scale-up fabric."""
 
+    def take(self, which: IntArray) -> Sends:
+        """Only these options."""
+        return Sends(self.near_PK[:, which], self.far_PK[:, which], self.cross_PPK[:, :, which], self.domain_P)
+
 
 def price_sends(job: JobSpec, cluster: Cluster, options: Options) -> Sends:
     """Every kind of boundary that a pipeline can have, priced for every option."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,15 @@ class Problem:
         options = self.space.options
         count: IntArray = self.job.training.global_batch_size // (options.mbs_K * options.dp_K)
         return count
+
+    def take(self, which: IntArray) -> Problem:
+        """The same problem with only these options."""
+        return replace(
+            self,
+            space=self.space.take(which),
+            tables=tuple(table.take(which) for table in self.tables),
+            sends=self.sends.take(which),
+        )
 
 
 @dataclass(frozen=True, slots=True)

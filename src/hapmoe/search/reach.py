@@ -21,12 +21,16 @@ from hapmoe.search.bounds import EPS, blocked_s, heavy_class
 from hapmoe.search.points import Points, sends_of, stage_pools
 from hapmoe.search.problem import Problem
 
-__all__ = ["counts_suffice", "point_bounds"]
+__all__ = ["PIECES", "point_bounds"]
 
 FINE = 16
 """Up to so many stages every stage is a part of its own."""
 PIECES = 4
 """Parts per pool beyond that, first and last stage apart."""
+AGAIN = 2
+"""How often what the stages can hold is made smaller by what the others must hold."""
+TOGETHER = 2048
+"""Grid points looked at together: what they take in memory."""
 
 
 def point_bounds(
@@ -37,18 +41,19 @@ def point_bounds(
     Also, per point, the most layers of each of its stages that a step of ``ceiling`` allows.
     """
     bound_G = np.zeros(len(points))
-    high: list[IntArray] = [np.zeros(0, np.int64)] * len(points)
-    pp_G = points.pp_G
-    for pp in sorted(set(pp_G.tolist())):
-        of = np.flatnonzero(pp_G == pp)
-        bound_G[of], reach = _bounds_of(problem, points.take(of), floor_G[of], ceiling)
-        for row, g in enumerate(of.tolist()):
-            high[g] = reach[row]
+    high: list[IntArray] = []
+    for begin in range(0, len(points), TOGETHER):
+        some = slice(begin, begin + TOGETHER)
+        which, option = np.unique(points.option_G[some], return_inverse=True)
+        part = Points(option.ravel(), points.stages_GP[some], points.order_G[some], points.vpp_G[some])
+        bound_G[some], reached = _bounds_of(problem.take(which), part, floor_G[some], ceiling)
+        high += reached
     return bound_G, high
 
 
-def _bounds_of(problem: Problem, points: Points, floor_G: FloatArray, ceiling: float) -> tuple[FloatArray, IntArray]:
-    """``point_bounds`` of grid points with one number of stages."""
+def _bounds_of(
+    problem: Problem, points: Points, floor_G: FloatArray, ceiling: float
+) -> tuple[FloatArray, list[IntArray]]:
     parts = _parts(problem, points)
     low = np.maximum(floor_G, _chain_bound(problem, points, parts))
     limited = np.isfinite(ceiling)
@@ -67,17 +72,17 @@ def _bounds_of(problem: Problem, points: Points, floor_G: FloatArray, ceiling: f
         bound[hopeful] = low
     # other classes of layers come on top of what the heavy class leaves room for
     others = problem.job.model.num_layers - parts.layers
-    stages = np.arange(parts.pp)
-    part_of = (stages[None, :, None] >= (parts.begin_GS + parts.count_GS)[:, None, :]).sum(axis=2)
-    return bound, np.take_along_axis(reach.astype(np.int64), part_of, axis=1) + others
+    most_GS = np.where(parts.count_GS > 0, reach, 0).astype(np.int64) + others
+    return bound, [np.repeat(row, many) for row, many in zip(most_GS, parts.count_GS, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a number of layers of the heavy class costs on the stages of each part. [G, S] or [G, S, R]."""
+    """What a number of layers of the heavy class costs on the stages of each part. [G, S] or [R, G, S]."""
 
     layers: int
-    pp: int
+    pp_G1: IntArray
+    """[G, 1]"""
     microbatches_G: FloatArray
     vpp_G: IntArray
     group_G: IntArray
@@ -87,10 +92,14 @@ class _Parts:
     backward_GS: FloatArray
     base_forward_GS: FloatArray
     base_backward_GS: FloatArray
-    extra_GSR: FloatArray
-    static_GS: FloatArray
-    act_GSR: FloatArray
-    room_GSR: FloatArray
+    fits_RGS: FloatArray
+    """Layers that memory allows with each menu entry."""
+    busy_RGS: FloatArray
+    trip_RGS: FloatArray
+    """Layers per second of B1 and of B2 that is left for them; of the last entry ("full") those beyond
+    what fits without, and ``relief_GS`` seconds of one microbatch more."""
+    relief_GS: FloatArray
+    use_trip_GS: NDArray[np.bool_]
     right_GS: FloatArray
     left_GS: FloatArray
     before_GS: FloatArray
@@ -102,19 +111,23 @@ class _Parts:
     """Warm-up forwards of the part's last stage, the fewest."""
     most_GS: IntArray
     optimizer_G: FloatArray
+    light_GS: FloatArray
+    """The cheapest layer of any class."""
     lightest_G: FloatArray
-    """The cheapest layer of any class on any stage."""
+    """The same on any stage."""
+    by_speed_GS: IntArray
+    """Parts, those with the fastest layers first."""
 
     def take(self, which: IntArray) -> _Parts:
         picked: dict[str, Any] = {}
         for name in self.__slots__:
             value = getattr(self, name)
             if isinstance(value, np.ndarray):
-                picked[name] = value[which]
+                picked[name] = value[:, which] if name.endswith("_RGS") else value[which]
         return replace(self, **picked)
 
 
-def _cut(points: Points, pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
+def _cut(pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
     """First stage and number of stages of every part; empty parts have none."""
     count, pp = pool_GJ.shape
     if pp <= FINE:
@@ -130,33 +143,87 @@ def _cut(points: Points, pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
     return np.cumsum(number_GS, axis=1) - number_GS, number_GS
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the parts stand; shorter pipelines are filled up with empty parts at the end."""
+
+    begin_GS: IntArray
+    count_GS: IntArray
+    pool_GS: IntArray
+    right_GS: FloatArray
+    left_GS: FloatArray
+    before_GS: FloatArray
+    sends_G: FloatArray
+    wrap_G: FloatArray
+
+
+def _places(problem: Problem, points: Points) -> _Places:
+    """The parts of every point, found for all points of one number of stages at once."""
+    options, pp_G = problem.space.options, points.pp_G
+    least_near = np.minimum(problem.sends.near_PK, problem.sends.far_PK)
+    found: list[tuple[IntArray, list[NDArray[Any]]]] = []
+    for pp in sorted(set(pp_G.tolist())):
+        of = np.flatnonzero(pp_G == pp)
+        mine = points.take(of)
+        pool_GJ, place_GJ = stage_pools(mine, problem.space.orders)
+        send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends, options)
+        begin, number = _cut(pool_GJ)
+        at = np.minimum(begin, pp - 1)
+        pool_GS = np.take_along_axis(pool_GJ, at, axis=1)
+        zero = np.zeros((len(of), 1))
+        right_GJ = np.concatenate([send_GJ[:, :-1], zero], axis=1)
+        left_GJ = np.concatenate([zero, send_GJ[:, :-1]], axis=1)
+        near = least_near[pool_GS, mine.option_G[:, None]]
+        right = np.where(number == 1, np.take_along_axis(right_GJ, at, axis=1), near)
+        left = np.where(number == 1, np.take_along_axis(left_GJ, at, axis=1), near)
+        before = np.take_along_axis(np.cumsum(2.0 * right_GJ, axis=1) - 2.0 * right_GJ, at, axis=1)
+        found.append((of, [begin, number, pool_GS, right, left, before, right_GJ.sum(axis=1), send_GJ[:, -1]]))
+    width = max(columns[0].shape[1] for _, columns in found)
+    joined: list[NDArray[Any]] = []
+    for name, first in zip(_Places.__slots__, found[0][1], strict=True):
+        shape = (len(pp_G), width) if first.ndim == 2 else (len(pp_G),)
+        joined.append(np.zeros(shape, first.dtype))
+        for of, columns in found:
+            value = columns[_Places.__slots__.index(name)]
+            if first.ndim == 1:
+                joined[-1][of] = value
+                continue
+            many = value.shape[1]
+            joined[-1][of, :many] = value
+            # empty parts stand where the last stage does
+            joined[-1][of, many:] = 0 if name == "count_GS" else value[:, -1:] + (1 if name == "begin_GS" else 0)
+    return _Places(*joined)
+
+
 def _parts(problem: Problem, points: Points) -> _Parts:
     tables, model, options = problem.tables, problem.job.model, problem.space.options
     heavy, layers = heavy_class(problem)
-    pool_GJ, place_GJ = stage_pools(points, problem.space.orders)
-    send_GJ = sends_of(points, pool_GJ, place_GJ, problem.sends, options)
-    pp = pool_GJ.shape[1]
-    begin, number = _cut(points, pool_GJ)
-    end = np.minimum(begin + np.maximum(number, 1) - 1, pp - 1)
-    at = np.minimum(begin, pp - 1)
-    pool_GS = np.take_along_axis(pool_GJ, at, axis=1)
+    places = _places(problem, points)
+    begin, number, pool_GS = places.begin_GS, places.count_GS, places.pool_GS
+    pp_G1 = points.pp_G[:, None]
+    end = np.minimum(begin + np.maximum(number, 1) - 1, pp_G1 - 1)
+    at = np.minimum(begin, pp_G1 - 1)
     k = points.option_G[:, None]
-    first, last = at == 0, end == pp - 1
+    first, last = at == 0, end == pp_G1 - 1
 
     def pick(values: list[FloatArray]) -> FloatArray:
         return np.asarray(np.stack(values)[pool_GS, k])
 
-    mtp, menu = model.mtp_layers, len(tables[0].menu)
-    transient = np.stack([pick([t.transient_RCK[r, heavy] for t in tables]) for r in range(menu)], axis=2)
-    transient[:, :, -1] = np.minimum(transient[:, :, -1], transient[:, :, 0])
+    def pick_menu(values: list[FloatArray]) -> FloatArray:
+        return np.asarray(np.stack(values, axis=1)[:, pool_GS, k])
+
+    mtp = model.mtp_layers
+    transient = pick_menu([t.transient_RCK[:, heavy] for t in tables])
+    transient[-1] = np.minimum(transient[-1], transient[0])
     vpp = points.vpp_G[:, None]
     microbatches = problem.microbatches_K[points.option_G].astype(np.float64)
-    group = np.full(len(points), problem.job.training.microbatch_group_size or pp)
-    fewest, most = pp - 1 - end, pp - 1 - at
+    rounds = microbatches[:, None]
+    group = np.full(len(points), problem.job.training.microbatch_group_size or 0)
+    group = np.where(group > 0, group, points.pp_G)
+    fewest, most = pp_G1 - 1 - end, pp_G1 - 1 - at
     held = np.where(vpp == 1, fewest + 1, 2 * fewest + (vpp - 1) * group[:, None] + 1)
-    held = np.minimum(held, microbatches[:, None] * vpp) / vpp
-    act = np.stack([pick([t.activation_RCK[r, heavy] for t in tables]) for r in range(menu)], axis=2)
-    act = held[:, :, None] * act
+    held = np.minimum(held, rounds * vpp) / vpp
+    act = held * pick_menu([t.activation_RCK[:, heavy] for t in tables])
 
     def rank_bytes(dense: list[FloatArray], expert: list[FloatArray] | None = None) -> FloatArray:
         sides = zip(tables, dense, expert or [np.zeros(len(options))] * len(tables), strict=True)
@@ -175,19 +242,23 @@ def _parts(problem: Problem, points: Points) -> _Parts:
     limit = np.asarray([t.memory_limit_bytes for t in tables])[pool_GS] - pick([t.workspace_bytes_K for t in tables])
     once = last * pick([t.head_activation_K + mtp * t.mtp_activation_K for t in tables])
     # chunks differ by one layer and the fuller hold less: n layers weigh at least like n - (vpp - 1) even ones
-    room = (limit - edges - once)[:, :, None] - transient + act * (vpp[:, :, None] - 1)
+    room = (limit - edges - once) - transient + act * (vpp - 1)
     forbidden = ~np.asarray(problem.allowed)
     if forbidden[0] and not forbidden[-1]:
         forbidden = np.concatenate([[False], forbidden[1:]])  # recomputing every layer in full stays possible
-    room[:, :, forbidden] = -np.inf
-    inside = np.minimum(send_GJ[:, :-1], np.inf) if pp > 1 else np.zeros((len(points), 0))
-    right_GJ = np.concatenate([inside, np.zeros((len(points), 1))], axis=1)
-    left_GJ = np.concatenate([np.zeros((len(points), 1)), inside], axis=1)
-    least_near = np.minimum(problem.sends.near_PK, problem.sends.far_PK)[pool_GS, k]
-    single = number == 1
-    right = np.where(single, np.take_along_axis(right_GJ, at, axis=1), least_near)
-    left = np.where(single, np.take_along_axis(left_GJ, at, axis=1), least_near)
-    before = np.take_along_axis(np.cumsum(2.0 * right_GJ, axis=1) - 2.0 * right_GJ, at, axis=1)
+    room[forbidden] = -np.inf
+    static = rank_bytes([t.dense_params_CK[heavy] for t in tables], [t.expert_params_CK[heavy] for t in tables])
+    extra = pick_menu([t.recompute_RCK[:, heavy] for t in tables])
+    forward, backward = (pick([getattr(t, name)[heavy] for t in tables]) for name in ("forward_CK", "backward_CK"))
+    light = pick([(t.forward_CK + t.backward_CK).min(axis=0) for t in tables])
+    per_layer = forward + backward
+    # k >= alpha n - beta of n layers must be recomputed in full for the rest to fit
+    saved = np.maximum(act[0] - act[-1], 1e-30)
+    relief = np.nan_to_num(extra[-1] * room[-1] / saved, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    fits = room / (static + act) * (1 + EPS)
+    extra[-1] *= (static + act[0]) / saved
+    layer_s = per_layer + extra
+    falling = np.minimum(most, rounds - 1) * forward
     counts = problem.prefix_CN[:, -1:]
     params = [
         (counts * t.dense_params_CK).sum(axis=0) * t.optimizer_s_K
@@ -196,80 +267,35 @@ def _parts(problem: Problem, points: Points) -> _Parts:
     ]
     return _Parts(
         layers=layers,
-        pp=pp,
+        pp_G1=pp_G1,
         microbatches_G=microbatches,
         vpp_G=points.vpp_G,
         group_G=group,
         begin_GS=begin,
         count_GS=number,
-        forward_GS=pick([t.forward_CK[heavy] for t in tables]),
-        backward_GS=pick([t.backward_CK[heavy] for t in tables]),
+        forward_GS=forward,
+        backward_GS=backward,
+        by_speed_GS=np.argsort(np.where(number > 0, per_layer, np.inf), axis=1, kind="stable"),
         base_forward_GS=first * pick([t.embedding_forward_K for t in tables])
         + last * pick([t.head_forward_K + mtp * t.mtp_forward_K for t in tables]),
         base_backward_GS=first * pick([t.embedding_backward_K for t in tables])
         + last * pick([t.head_backward_K + mtp * t.mtp_backward_K for t in tables]),
-        extra_GSR=np.stack([pick([t.recompute_RCK[r, heavy] for t in tables]) for r in range(menu)], axis=2),
-        static_GS=rank_bytes([t.dense_params_CK[heavy] for t in tables], [t.expert_params_CK[heavy] for t in tables]),
-        act_GSR=act,
-        room_GSR=room,
-        right_GS=right,
-        left_GS=left,
-        before_GS=before,
-        sends_G=inside.sum(axis=1),
-        wrap_G=send_GJ[:, -1],
+        fits_RGS=fits,
+        busy_RGS=1.0 / (rounds * layer_s),
+        trip_RGS=1.0 / ((rounds - 1) * layer_s - falling),
+        relief_GS=relief,
+        use_trip_GS=(vpp == 1) & ((rounds - 1) * per_layer > falling),
+        right_GS=places.right_GS,
+        left_GS=places.left_GS,
+        before_GS=places.before_GS,
+        sends_G=places.sends_G,
+        wrap_G=places.wrap_G,
         fewest_GS=fewest,
         most_GS=most,
-        optimizer_G=pick(params).min(axis=1) / pp,
-        lightest_G=pick([(t.forward_CK + t.backward_CK).min(axis=0) for t in tables]).min(axis=1),
+        optimizer_G=pick(params).min(axis=1) / points.pp_G,
+        light_GS=light,
+        lightest_G=light.min(axis=1),
     )
-
-
-def counts_suffice(
-    problem: Problem, option_G: IntArray, stages_GP: IntArray, vpp_G: IntArray, step_s: float
-) -> NDArray[np.bool_]:
-    """[G] could stages in such numbers hold the model within ``step_s``, in any order of pools?
-
-    Every pool is taken to stand last, where a stage holds the fewest microbatches (vpp 1 holds no more
-    than any other); pipeline fill, embedding and head are left out.
-    """
-    pp_G = stages_GP.sum(axis=1)
-    group_G = np.full(len(pp_G), problem.job.training.microbatch_group_size or 0)
-    group_G = np.where(group_G > 0, group_G, pp_G)
-    heavy, layers = heavy_class(problem)
-    microbatches = problem.microbatches_K[option_G].astype(np.float64)
-    cap = step_s / microbatches * (1 + EPS)
-    held_G = np.zeros(len(option_G))
-    for p, t in enumerate(problem.tables):
-        k = option_G
-        time = (t.forward_CK[heavy] + t.backward_CK[heavy])[k]
-        dense, expert = t.dense_params_CK[heavy], t.expert_params_CK[heavy]
-        static = (t.weight_bytes + t.grad_bytes) * (dense + expert)
-        static = (static + dense * t.dense_optimizer_bytes_K + expert * t.expert_optimizer_bytes_K)[k]
-        room = t.memory_limit_bytes - t.workspace_bytes_K[k]
-        behind = np.zeros(len(k))
-        for piece in range(PIECES):
-            number = (stages_GP[:, p] + piece) // PIECES
-            chunks = np.where(vpp_G == 1, behind + 1, 2 * behind + (vpp_G - 1) * group_G + 1)
-            flight = np.minimum(chunks, microbatches * vpp_G) / vpp_G
-            most = np.zeros(len(k))
-            kept = flight * t.activation_RCK[0, heavy, k]
-            for r in range(len(t.menu)):
-                if not problem.allowed[r] and r < len(t.menu) - 1:
-                    continue
-                extra, act = t.recompute_RCK[r, heavy, k], flight * t.activation_RCK[r, heavy, k]
-                transient = t.transient_RCK[r, heavy, k]
-                if r < len(t.menu) - 1:
-                    free = room - transient + act * (vpp_G - 1)  # chunks may be uneven, see ``_parts``
-                    fits = np.minimum(free / (static + act), cap / (time + extra))
-                else:  # see ``_reach``
-                    free = room - np.minimum(transient, t.transient_RCK[0, heavy, k]) + kept * (vpp_G - 1)
-                    saved = np.maximum(kept - act, 1e-30)
-                    slow = (cap + extra * free / saved) / (time + extra * (static + kept) / saved)
-                    fits = np.minimum(np.minimum(free / (static + act), cap / time), slow)
-                most = np.maximum(most, np.floor(fits * (1 + EPS)))
-            held_G += number * most
-            behind = behind + number
-    return np.asarray(held_G >= layers)
 
 
 def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:
@@ -284,7 +310,7 @@ def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:
     layers, vpp = float(a.layers), a.vpp_G.astype(np.float64)
     rounds = np.floor(a.microbatches_G / a.group_G)
     others = problem.job.model.num_layers - a.layers  # of lighter classes: they may fill the last chunks
-    up = np.maximum(0.0, layers - (layers + others + a.pp * (vpp - 1)) / vpp) * forward
+    up = np.maximum(0.0, layers - (layers + others + a.pp_G1[:, 0] * (vpp - 1)) / vpp) * forward
     down = np.maximum(0.0, layers - (layers + others) / vpp) * backward
     forth = rounds * ((vpp - 1) * links + up) + layers * backward + (vpp - 1) * links
     back = layers * forward + (vpp - 1) * links + rounds * ((vpp - 1) * links + down)
@@ -292,45 +318,64 @@ def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:
 
 
 def _reach(a: _Parts, step_G: FloatArray) -> FloatArray:
-    """[G, S] the most layers (of the heavy class) of one stage of each part within a step."""
+    """[G, S] the most layers (of the heavy class) of one stage of each part within a step.
+
+    What the stages can hold at the most says what the others must hold at the least, and with it how
+    long the stages ahead of a part take, and all together: a first answer is made smaller with these.
+    """
+    least = a.lightest_G[:, None] * (a.pp_G1 - 1 - a.most_GS)
+    whole = a.layers * (a.forward_GS + a.backward_GS).min(axis=1, keepdims=True)
+    layers = _holds(a, step_G, least, whole)
+    for _ in range(AGAIN):
+        layers = _holds(a, step_G, *_shares(a, layers, least, whole))
+    return layers
+
+
+def _shares(
+    a: _Parts, layers_GS: FloatArray, ahead_GS: FloatArray, whole_G: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Least seconds of the (first chunks of) stages ahead of each part, and of all layers, if no stage
+    holds more than ``layers_GS``; ``ahead_GS`` and ``whole_G`` are what is known already."""
+    per_layer = a.forward_GS + a.backward_GS
+    held = layers_GS * a.count_GS
+    before = np.cumsum(held, axis=1) - held
+    # at least so many layers of the heavy class stand ahead of a part: what it and those behind it cannot hold
+    needed = a.layers - (held.sum(axis=1, keepdims=True) - before)
+    used = np.where(a.count_GS > 0, per_layer, np.inf)
+    # a first chunk may be of other classes than the rest of its stage
+    lead = np.where(a.count_GS > 0, np.where(a.vpp_G[:, None] > 1, a.light_GS, per_layer), np.inf)
+    cheapest = np.minimum.accumulate(np.concatenate([np.full((len(used), 1), np.inf), lead[:, :-1]], axis=1), axis=1)
+    position, vpp = a.pp_G1 - 1 - a.most_GS, a.vpp_G[:, None]
+    first = (needed - position * (vpp - 1)) / vpp  # chunks differ by one layer, the first is the smallest
+    ahead = np.where(first > 0, np.maximum(first, 0.0) * np.where(np.isfinite(cheapest), cheapest, 0.0), 0.0)
+    order = a.by_speed_GS
+    fast, many = np.take_along_axis(used, order, axis=1), np.take_along_axis(held, order, axis=1)
+    share = np.clip(a.layers - (np.cumsum(many, axis=1) - many), 0.0, many)
+    whole = (share * np.where(share > 0, fast, 0.0)).sum(axis=1, keepdims=True)
+    return np.maximum(ahead_GS, ahead), np.maximum(whole_G, whole)
+
+
+def _holds(a: _Parts, step_G: FloatArray, ahead_GS: FloatArray, whole_G: FloatArray) -> FloatArray:
+    """[G, S] the most layers of one stage, if stages ahead and the whole take no less than is given."""
     time = ((step_G - a.optimizer_G) * (1 + EPS))[:, None]
     microbatches = a.microbatches_G[:, None]
-    blocking = a.vpp_G[:, None] == 1
-    per_layer = a.forward_GS + a.backward_GS
     base = a.base_forward_GS + a.base_backward_GS
-    position = a.pp - 1 - a.most_GS
     # every stage before this one holds a layer in its first chunk, the first one the embedding too
-    embedding = np.where(position > 0, base[:, :1], 0.0)
-    prefix = position * a.lightest_G[:, None] + a.before_GS + embedding
-    held = np.where(blocking, blocked_s(a.fewest_GS, a.right_GS, a.left_GS, microbatches), 0.0)
-    cap_busy = time - prefix - held
-    least = per_layer.min(axis=1, keepdims=True)
-    ends = base[:, :1] + np.where(a.pp > 1, base[:, -1:], 0.0)
-    whole = a.layers * least + ends + 2.0 * a.sends_G[:, None]
-    cap_trip = time - whole - (microbatches - 1) * (a.right_GS + a.left_GS)
+    embedding = np.where(a.most_GS < a.pp_G1 - 1, base[:, :1], 0.0)
+    prefix = ahead_GS + a.before_GS + embedding
+    held = np.where(a.vpp_G[:, None] == 1, blocked_s(a.fewest_GS, a.right_GS, a.left_GS, microbatches), 0.0)
+    busy = time - prefix - held - microbatches * base
+    ends = base[:, :1] + np.where(a.pp_G1 > 1, base[:, -1:], 0.0)
+    whole = whole_G + ends + 2.0 * a.sends_G[:, None]
     lost = np.minimum(a.most_GS, microbatches - 1)
-    trip_base = (microbatches - 1) * base - lost * a.base_forward_GS
-    falling = lost * a.forward_GS
-    use_trip = blocking & ((microbatches - 1) * per_layer > falling)
-    layers = np.zeros_like(base)
-    menu = a.extra_GSR.shape[2]
-    for r in range(menu):
-        extra, act, room = a.extra_GSR[:, :, r], a.act_GSR[:, :, r], a.room_GSR[:, :, r]
-        fits = room / (a.static_GS + act) * (1 + EPS)
-        if r < menu - 1:
-            busy = (cap_busy - microbatches * base) / (microbatches * (per_layer + extra))
-            trip = (cap_trip - trip_base) / ((microbatches - 1) * (per_layer + extra) - falling)
-        else:
-            # k >= alpha n - beta of n layers must be recomputed for the rest to fit
-            saved = np.maximum(a.act_GSR[:, :, 0] - act, 1e-30)
-            slope = extra * (a.static_GS + a.act_GSR[:, :, 0]) / saved
-            relief = extra * room / saved
-            busy = (cap_busy - microbatches * (base - relief)) / (microbatches * (per_layer + slope))
-            trip = (cap_trip - trip_base + (microbatches - 1) * relief) / (
-                (microbatches - 1) * (per_layer + slope) - falling
-            )
-            # below the point where recomputation starts the plain time holds
-            busy = np.minimum(busy, (cap_busy - microbatches * base) / (microbatches * per_layer))
-        most = np.minimum(np.minimum(busy, np.where(use_trip, trip, np.inf)), fits)
-        layers = np.maximum(layers, np.floor(most * (1 + EPS)))
-    return np.minimum(np.where(np.isfinite(layers), layers, 0.0), a.layers)
+    trip = time - whole - (microbatches - 1) * (a.right_GS + a.left_GS + base) + lost * a.base_forward_GS
+    most = np.minimum(a.fits_RGS, busy * a.busy_RGS)
+    full = np.minimum(a.fits_RGS[-1], (busy + microbatches * a.relief_GS) * a.busy_RGS[-1])
+    # below the point where full recomputation starts the plain time holds
+    full = np.minimum(full, busy * a.busy_RGS[0])
+    by_trip = trip * a.trip_RGS
+    by_trip[-1] = (trip + (microbatches - 1) * a.relief_GS) * a.trip_RGS[-1]
+    most[-1] = full
+    most = np.where(a.use_trip_GS, np.minimum(most, by_trip), most)
+    layers = np.floor(most.max(axis=0) * (1 + EPS))
+    return np.clip(np.where(np.isfinite(layers), layers, 0.0), 0.0, a.layers)

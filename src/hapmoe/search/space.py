@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.options import IntArray, Options
 from hapmoe.search.pins import Pins
 
-__all__ = ["Space", "build_space", "count_points", "count_vectors", "divisors", "legal_vpp"]
+__all__ = ["Space", "build_space", "count_points", "count_vectors", "divisors", "legal_vpp", "may_interleave"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +196,21 @@ def count_vectors(most_P: IntArray, step_P: IntArray, low_P: IntArray, layers: i
     return vectors if len(vectors) <= limit else None
 
 
-def legal_vpp(job: JobSpec, pp: int, num_microbatches: int) -> list[int]:
-    """Virtual stages that Megatron accepts (schedules.py:1168, 1180; arguments.py:1002).
+def may_interleave(job: JobSpec, pp: IntArray, num_microbatches: IntArray) -> NDArray[np.bool_]:
+    """Does Megatron accept more than one virtual stage (schedules.py:1168, 1180; arguments.py:1002)?
 
-    Without p2p overlap interleaving is another schedule, which is not modelled: vpp 1 then.
+    Without p2p overlap interleaving is another schedule, which is not modelled.
     """
-    overlap_moe = job.training.overlap_moe_comm
+    group = np.asarray(job.training.microbatch_group_size or pp)
+    rest = num_microbatches % group
+    legal = (pp > 1) & (pp <= group) & (group <= num_microbatches) & ((rest == 0) | (rest >= pp))
+    return np.asarray(legal & (2 * pp <= job.model.num_layers) & bool(job.training.overlap_p2p))
+
+
+def legal_vpp(job: JobSpec, pp: int, num_microbatches: int) -> list[int]:
+    """Virtual stages that a pipeline can have."""
     if pp == 1:
         return [1]
-    group = job.training.microbatch_group_size or pp
-    rest = num_microbatches % group
-    possible = job.training.overlap_p2p and pp <= group <= num_microbatches and (rest == 0 or rest >= pp)
+    possible = may_interleave(job, np.asarray(pp), np.asarray(num_microbatches))
     many = list(range(2, job.model.num_layers // pp + 1)) if possible else []
-    return many if overlap_moe else [1, *many]
+    return many if job.training.overlap_moe_comm else [1, *many]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,12 @@ class Solution:
 
 
 def best_split(
-    problem: Problem, setting: Setting, entries: Entries, below: float, floor: float
+    problem: Problem, setting: Setting, entries: Entries, below: float, floor: float, quick: bool = False
 ) -> tuple[Solution | None, float]:
     """The best split with a step below ``below``, or None; and what an unlisted split could still
     take at the least (infinite: all were looked at).
 
-    ``floor``: a lower bound of this point.
+    ``floor``: a lower bound of this point. ``quick``: a good split without proof.
     """
     stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
     if not all(len(stage.layers_E) for stage in stages):
@@ -71,6 +72,10 @@ def best_split(
     best = _best_of(problem, setting, stages, splits, below) if len(splits) else None
     if complete or (best is not None and best.step_s <= floor * (1 + EPS)):
         return best, np.inf
+    if best is not None:
+        best = _climb(problem, setting, stages, best)
+    if quick:
+        return best, floor
     window = best.step_s if best else below
     splits, complete = _list_splits(setting, stages, floors, layers, window)
     better = _best_of(problem, setting, stages, splits, window) if len(splits) else None
@@ -156,6 +161,26 @@ def _best_of(
         if found is not None:
             best, window = found, found.step_s
     return best
+
+
+def _climb(problem: Problem, setting: Setting, stages: Sequence[Entries], best: Solution) -> Solution:
+    """Move one layer at a time from one stage to another as long as that is faster."""
+    known = [set(stage.layers_E.tolist()) for stage in stages]
+    while True:
+        moved = []
+        for giver, taker in permutations(range(setting.pp), 2):
+            split = list(best.layers)
+            split[giver] -= 1
+            split[taker] += 1
+            if split[giver] in known[giver] and split[taker] in known[taker]:
+                moved.append(split)
+        if not moved:
+            return best
+        splits = np.asarray(moved)
+        better = _score_best(setting, _price_splits(problem, setting, splits), best.step_s)
+        if better is None or better.step_s >= best.step_s * (1 - EPS):
+            return best
+        best = better
 
 
 def _bound(setting: Setting, candidates: _Candidates) -> FloatArray:

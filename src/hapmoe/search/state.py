@@ -1,0 +1,61 @@
+"""What the exact search knows so far, and when it has to stop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hapmoe.search.problem import Setting
+from hapmoe.search.split import Solution
+
+__all__ = ["OutOfTimeError", "Progress", "State", "keep", "pause"]
+
+
+Progress = Callable[[int, int, float, float], None]
+"""progress(options settled, options, best step, lower bound)."""
+
+
+@dataclass(slots=True)
+class State:
+    """What the search knows so far."""
+
+    uniform: bool = False
+    deadline: float = np.inf
+    found: list[tuple[float, Setting, Solution]] = field(default_factory=list)
+    best: float = np.inf
+    open_bound: float = np.inf
+    """Lowest bound of what could not be searched to the end."""
+    pruned: Counter[str] = field(default_factory=Counter)
+    progress: Progress | None = None
+    settled: int = 0
+    total: int = 0
+    """Options settled so far, and all of them."""
+    bound: float = 0.0
+    """Nothing that is still to be looked at is faster."""
+
+    def lower_bound(self) -> float:
+        """What the step of the best plan of the space cannot be below."""
+        return min(self.bound, self.open_bound, self.best)
+
+
+class OutOfTimeError(Exception):
+    """The time limit passed."""
+
+
+def keep(state: State, setting: Setting, solution: Solution) -> None:
+    """Note a solution if it is the best so far."""
+    if solution.step_s < state.best:
+        state.best = solution.step_s
+        state.found.append((solution.step_s, setting, solution))
+
+
+def pause(state: State) -> None:
+    """Between two pieces of work: tell how far the search is, stop once the time limit has passed."""
+    if state.progress:
+        state.progress(state.settled, state.total, state.best if state.found else np.inf, state.lower_bound())
+    if time.perf_counter() > state.deadline:
+        raise OutOfTimeError
