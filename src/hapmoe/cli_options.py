@@ -22,6 +22,7 @@ __all__ = [
     "reads_script",
     "show",
     "takes_cluster",
+    "takes_routing",
     "takes_tables",
     "together",
 ]
@@ -58,6 +59,7 @@ takes_cluster = click.option("--cluster", "cluster_file", required=True, metavar
 takes_tables = click.option(
     "--tables", "table_folders", multiple=True, metavar="DIR", help="Measured tables, in place of the model's figures."
 )
+takes_routing = click.option("--routing", metavar="FILE", help="Tokens per expert as they were: the experts' load.")
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 for_version = click.option("--megatron-version", metavar="V", help="Megatron-Core that will run the plan, e.g. 0.16.1.")
 
@@ -83,6 +85,7 @@ def read_job(script: str, args: tuple[str, ...], megatron_version: str | None, *
     from hapmoe.errors import InputError
     from hapmoe.extract import extract as read
 
+    routing = reading.pop("routing", None)
     reading["env"] = environment(reading["env"])
     if megatron_version and not re.match(r"(core_)?[vr]?\d+\.\d+", megatron_version):
         raise InputError(f"not a version: {megatron_version!r}", where="--megatron-version", hint="such as 0.16.1")
@@ -90,6 +93,10 @@ def read_job(script: str, args: tuple[str, ...], megatron_version: str | None, *
     if megatron_version:
         training = msgspec.structs.replace(job.training, megatron_version=megatron_version)
         job = msgspec.structs.replace(job, training=training)
+    if routing:
+        from hapmoe.routing import with_routing
+
+        job = with_routing(job, routing)
     return job
 
 

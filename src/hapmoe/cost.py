@@ -371,7 +371,7 @@ def _source_share(job: JobSpec, priced: _Priced, cache: Cache) -> dict[str, floa
 def _assumptions(job: JobSpec, cluster: Cluster, priced: _Priced) -> tuple[str, ...]:
     """What the estimate takes for granted because nobody measured or stated it."""
     notes = []
-    if job.model.moe and job.training.imbalance is None:
+    if job.model.moe and job.training.imbalance is None and not job.training.imbalance_by_ep:
         notes.append("experts are ASSUMED to be evenly loaded (rho = 1): --imbalance sets another load")
     for pool in {pool.name: pool for pool in priced.pools}.values():
         if pool.device.efficiency_note:

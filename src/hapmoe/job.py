@@ -62,6 +62,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     microbatch_group_size: int | None = None
     imbalance: float | None = None
     """rho, the hottest rank's share over the mean (``--imbalance``); None: balanced is ASSUMED."""
+    imbalance_by_ep: tuple[tuple[int, float], ...] = ()
+    """(ep, rho) of a routing profile (``--routing``); it goes before ``imbalance``."""
     megatron_version: str | None = None
     software_date: float | None = None
     """Release of Megatron and Transformer Engine as a fraction of a year (2025.9); None: today's."""

@@ -101,10 +101,6 @@ class Shapes:
         etp_K = options.etp_K.astype(np.float64)
         tokens_K = options.mbs_K * (float(job.training.seq_len) / cp_K)
         parallel = uses_sequence_parallel(job)
-        moe = job.model.moe
-        imbalance = job.training.imbalance or 1.0
-        if moe and moe.capacity_factor is not None:
-            imbalance = 1.0 if moe.pad_to_capacity else min(imbalance, max(1.0, moe.capacity_factor))
         return cls(
             job=job,
             options=options,
@@ -116,7 +112,7 @@ class Shapes:
             shard_K=tokens_K / tp_K if parallel else tokens_K,
             bytes=DTYPE_BYTES[job.training.precision],
             sequence_parallel=parallel,
-            imbalance_K=np.where(ep_K > 1, imbalance, 1.0),
+            imbalance_K=_imbalance(job, ep_K),
         )
 
     @property
@@ -134,6 +130,20 @@ class Shapes:
     def expert_tokens_K(self) -> FloatArray:
         """Rows of the expert GEMMs on the fullest rank, all its experts together."""
         return self.imbalance_K * self.routed_K * self.etp_K
+
+
+def _imbalance(job: JobSpec, ep_K: FloatArray) -> FloatArray:
+    """rho of each option: of the routing profile at its ep (what lies between is interpolated), or one for all."""
+    moe, training = job.model.moe, job.training
+    if training.imbalance_by_ep:
+        known = np.array(sorted(training.imbalance_by_ep), dtype=np.float64)
+        rho_K = np.interp(ep_K, known[:, 0], known[:, 1])
+    else:
+        rho_K = np.where(ep_K > 1, training.imbalance or 1.0, 1.0)
+    if moe and moe.capacity_factor is not None:
+        most = 1.0 if moe.pad_to_capacity else max(1.0, moe.capacity_factor)
+        rho_K = np.minimum(rho_K, most)
+    return np.asarray(rho_K)
 
 
 def uses_sequence_parallel(job: JobSpec) -> bool:

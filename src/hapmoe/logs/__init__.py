@@ -1,0 +1,1 @@
+"""Measurements that exist already: Megatron's logs, nccl-tests' output, counts of tokens per expert."""
