@@ -17,7 +17,7 @@ TEMPLATES = PACKAGE / "launch" / "templates"
 ORDER = [
     *("errors", "units", "wholefile"),
     *("measured", "model", "plan", "cluster", "job", "options"),
-    *("fields", "yamlfile", "catalog", "discovery", "clusterfile", "planfile", "tables"),
+    *("fields", "yamlfile", "catalog", "discovery", "clusterfile", "planfile", "tables", "logs", "routing"),
     *("script", "inputs", "extract"),
     *("efficiency", "comm"),
     *("counting", "shapes", "workload", "memory", "kernels", "timing", "pieces", "pricing"),

@@ -18,6 +18,7 @@ from hapmoe.cli_options import (
     reads_script,
     show,
     takes_cluster,
+    takes_routing,
     takes_tables,
     together,
 )
@@ -46,6 +47,7 @@ def cli() -> None:
 @reads_script
 @takes_cluster
 @takes_tables
+@takes_routing
 @click.option("--out", default="hapmoe-plan", metavar="DIR", help="Where the launcher goes.", show_default=True)
 @click.option("--force", is_flag=True, help="Replace an earlier plan in DIR.")
 @click.option("--planner", default="exact", metavar="NAME", help="exact, uniform, hs-dp, alpa …", show_default=True)
@@ -150,6 +152,7 @@ def plan(
 )
 @takes_cluster
 @takes_tables
+@takes_routing
 @click.option("--plan", "plan_file", metavar="FILE", help="A plan.json instead of the script's own degrees.")
 @click.option("--explain", "explains", is_flag=True, help="Where the step goes, down to each operation.")
 @for_version
@@ -221,6 +224,7 @@ def predict(
 @reads_script
 @takes_cluster
 @takes_tables
+@takes_routing
 @click.option("--planners", default="", metavar="A,B", help="Which, besides exact; all unless given.")
 @click.option("--backend", default="megatron", metavar="B", help="What runs the plans.", show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound: ep=8, tp=..4, mbs=1,2, order=a,b.")

@@ -15,6 +15,7 @@ from hapmoe.cli_options import (
     read_job,
     show,
     takes_cluster,
+    takes_routing,
     takes_tables,
     together,
 )
@@ -142,6 +143,10 @@ def check(
 @reads_plan
 @takes_cluster
 @takes_tables
+@takes_routing
+@click.option("--was", metavar="FILE", help="The routing profile that PLAN was made with: how far it has moved.")
+@click.option("--horizon", type=click.IntRange(min=1), metavar="N", help="Steps that are left: does a switch pay back?")
+@click.option("--switch-cost", default=600.0, type=click.FloatRange(min=0), metavar="S", help="Seconds it takes (600).")
 @launches
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Pin or bound the new plan.")
 @click.option("--out", default="hapmoe-resume", metavar="DIR", help="Where the resume goes.", show_default=True)
@@ -161,23 +166,28 @@ def replan(
     settings: tuple[str, ...],
     out: str,
     time_limit: float | None,
+    was: str | None,
+    horizon: int | None,
+    switch_cost: float,
     megatron_version: str | None,
     as_json: bool,
     **reading: Any,
 ) -> int:
-    """Plan the rest of a run that trains under PLAN, for the cluster as it is now.
+    """Plan the rest of a run that trains under PLAN, for the cluster and the experts' load as they are now.
 
-    Says whether the switch pays and whether the checkpoint can be loaded, and writes the launcher of
-    the resume; exit code 1 where it cannot be.
+    Says whether the switch pays (within --horizon steps, where given) and whether the checkpoint can be
+    loaded, and writes the launcher of the resume; exit code 1 where it cannot be.
     """
     import json
 
     from hapmoe.planning import plan_job
-    from hapmoe.replanning import resume_job, switch
+    from hapmoe.replanning import payback, resume_job, switch
     from hapmoe.units import format_seconds
 
     cluster = read_cluster(cluster_file, table_folders)
+    routing = reading.get("routing")
     old, job = _plan_and_job(plan_file, script, args, None, megatron_version, "replan", reading)
+    moved = _moved(was, routing, old)
     planned = plan_job(
         job, cluster, backend=backend or old.backend, settings=settings, time_limit_s=time_limit, compare=False
     )
@@ -187,17 +197,20 @@ def replan(
         click.echo("\n".join(["No plan fits this cluster.", *reasons]))
         return 1
     found = switch(job, None, old, cluster, new)
-    was = _step_now(job, cluster, old)
+    now_s = _step_now(job, cluster, old)
+    gain = payback(now_s, estimate.step_s, switch_cost, horizon)
     if as_json:
         document = {"possible": found.possible, "obstacles": found.obstacles, "before": found.before}
         document |= {"flags": found.flags, "notes": found.notes, "same": found.same}
-        document |= {"old_step_s": was, "new_step_s": estimate.step_s, "launchable": new.launchable}
+        document |= {"old_step_s": now_s, "new_step_s": estimate.step_s, "launchable": new.launchable}
+        document |= {"pays": gain.pays, "pays_after_steps": gain.after_steps, "moved_layers": moved}
         click.echo(json.dumps(document, indent=1))
     else:
-        old_said = format_seconds(was) if was is not None else "cannot run on this cluster"
+        old_said = format_seconds(now_s) if now_s is not None else "cannot run on this cluster"
         click.echo(f"Step time: the old plan {old_said}, the new one {format_seconds(estimate.step_s)}.")
-        if was is not None and estimate.step_s >= 0.99 * was:
-            click.echo("The switch does not pay.")
+        if moved is not None:
+            click.echo(f"Routing has moved in {len(moved)} layers{f': {moved}' if moved else ''}.")
+        click.echo(gain.said)
         for title, lines in (("Cannot resume", found.obstacles), ("First", found.before), ("Note", found.notes)):
             for line in lines:
                 click.echo(f"{title}: {line}.")
@@ -206,6 +219,19 @@ def replan(
         return 1
     _write(resume_job(job, found), cluster, new, target, options, out, force, quiet=as_json)
     return 0
+
+
+def _moved(was: str | None, routing: str | None, old: Plan) -> list[int] | None:
+    """Layers whose experts' load is another one now; None: there are not two profiles to compare."""
+    from hapmoe.errors import InputError
+    from hapmoe.routing import DRIFT, drift, load_routing
+
+    if was is None:
+        return None
+    if routing is None:
+        raise InputError("needs --routing too", where="--was", hint="the profile as it is now")
+    found = drift(load_routing(was), load_routing(routing), old.stages[0].ep if old.stages else 1)
+    return [one.layer for one in found if one.beyond(DRIFT)]
 
 
 def _plan_and_job(

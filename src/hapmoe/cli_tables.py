@@ -166,3 +166,88 @@ def lend(folder: str, lender: str, borrower: str, kind: str | None, reason: str)
     save(folder, *chosen)
     click.echo(f"{len(chosen)} tables of {lender} stand in for {borrower}")
     return 0
+
+
+@tables.command("import")
+@click.argument("sources", metavar="FILE...", nargs=-1, required=True)
+@click.option("--out", required=True, metavar="DIR", help="The folder of tables that they are added to.")
+@click.option("--device", default="", metavar="NAME", help="As its driver names it, where FILE does not say.")
+@click.option("--ranks", type=click.IntRange(min=2), metavar="N", help="Ranks, where FILE does not list them.")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Hosts, likewise.")
+@click.option("--experts", type=click.IntRange(min=1), metavar="N", help="Experts of a layer (tokens_per_expert/).")
+@click.option("--plan", "plan_file", metavar="FILE", help="The plan that the counted run had, where it had stages.")
+@click.option("--date", default="", metavar="DATE", help="When it was measured; the file's own date unless given.")
+def import_(
+    sources: tuple[str, ...],
+    out: str,
+    device: str,
+    ranks: int | None,
+    nodes: int | None,
+    experts: int | None,
+    plan_file: str | None,
+    date: str,
+) -> int:
+    """Take over what was measured elsewhere: nccl-tests, rccl-tests, Megatron's tokens_per_expert/, traces.
+
+    A Megatron log needs the plan it ran with: `hapmoe calibrate PLAN LOG --tables DIR`.
+    """
+    import datetime
+    from pathlib import Path
+
+    from hapmoe.errors import InputError
+    from hapmoe.logs.nccl import is_nccl_tests, nccl_table
+    from hapmoe.logs.routing import routing_table, trace_table
+    from hapmoe.measured import Run
+    from hapmoe.planfile import load_plan
+    from hapmoe.tables import save
+
+    found = []
+    for source in map(Path, sources):
+        try:
+            own = datetime.datetime.fromtimestamp(source.stat().st_mtime, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            text = source.read_text(encoding="utf-8", errors="replace") if source.is_file() else ""
+        except OSError as error:
+            raise InputError(error.strerror or str(error), where=str(source)) from None
+        run = Run(date=date or own, command=f"import of {source.name}", note="imported")
+        if source.is_dir():
+            if experts is None:
+                raise InputError("how many experts has a layer?", where=str(source), hint="--experts N")
+            found.append(routing_table(source, run, experts, load_plan(plan_file) if plan_file else None))
+        elif is_nccl_tests(text):
+            found.append(nccl_table(text, run, str(source), device=device, ranks=ranks, nodes=nodes))
+        elif source.suffix == ".jsonl":
+            found.append(trace_table(source, run))
+        else:
+            hint = "nccl-tests output, a tokens_per_expert folder or JSON lines; a training log: hapmoe calibrate"
+            raise InputError("not known what this is", where=str(source), hint=hint)
+    for path in save(out, *found):
+        click.echo(str(path))
+    return 0
+
+
+@tables.command()
+@click.argument("before")
+@click.argument("after")
+@click.option("--ep", default=1, type=click.IntRange(min=1), metavar="N", help="Show the imbalance at this degree.")
+@click.option("--threshold", type=click.FloatRange(0.0, 1.0), metavar="X", help="Share of tokens that may move (0.05).")
+@as_json
+def drift(before: str, after: str, ep: int, threshold: float | None, as_json: bool) -> int:
+    """How far the load of the experts has moved between two routing profiles; exit code 1 beyond the threshold."""
+    import json
+
+    from hapmoe.routing import DRIFT, load_routing
+    from hapmoe.routing import drift as measure
+
+    limit = DRIFT if threshold is None else threshold
+    found = measure(load_routing(before), load_routing(after), ep)
+    beyond = [one.layer for one in found if one.beyond(limit)]
+    if as_json:
+        layers = [{"layer": d.layer, "moved": d.moved, "noise": d.noise, "rho": d.rho} for d in found]
+        click.echo(json.dumps({"threshold": limit, "beyond": beyond, "layers": layers}, indent=1))
+        return 1 if beyond else 0
+    for one in found:
+        mark = "  moved" if one.layer in beyond else ""
+        rho = f"rho at ep {ep}: {one.rho[0]:.2f} -> {one.rho[1]:.2f}" if ep > 1 else ""
+        click.echo(f"layer {one.layer:3d}: {one.moved:6.1%} of tokens (noise {one.noise:.1%})  {rho}{mark}")
+    click.echo(f"{len(beyond)} of {len(found)} layers beyond {limit:.0%}.")
+    return 1 if beyond else 0

@@ -7,6 +7,7 @@ optimizer's state only in the format that was chosen when it was saved (checkpoi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -17,8 +18,9 @@ from hapmoe.cluster import Cluster
 from hapmoe.job import Argument, JobSpec
 from hapmoe.plan import Plan
 from hapmoe.resolve import resolve
+from hapmoe.units import format_seconds
 
-__all__ = ["Switch", "resume_job", "switch"]
+__all__ = ["Payback", "Switch", "payback", "resume_job", "switch"]
 
 RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 
@@ -41,6 +43,36 @@ class Switch:
     @property
     def possible(self) -> bool:
         return not self.obstacles
+
+
+@dataclass(frozen=True, slots=True)
+class Payback:
+    """Does a switch pay?"""
+
+    pays: bool
+    after_steps: int | None
+    """Steps after which its cost is back; None: never."""
+    said: str
+
+
+def payback(old_s: float | None, new_s: float, cost_s: float, horizon: int | None = None) -> Payback:
+    """A switch that costs ``cost_s`` seconds once, from steps of ``old_s`` (None: cannot run) to steps of ``new_s``.
+
+    A gain below 1% of the step is within what no estimate tells: it does not pay.
+
+    >>> payback(10.0, 9.0, 600.0, 500).said
+    'The switch costs 600 s and saves 1 s a step: it does not pay back within 500 steps, after 600 it would.'
+    """
+    if old_s is None:
+        return Payback(True, 0, "The old plan cannot go on here: the switch is needed.")
+    gain_s = old_s - new_s
+    if gain_s < 0.01 * old_s:
+        return Payback(False, None, "The switch does not pay.")
+    steps = math.ceil(cost_s / gain_s)
+    both = f"The switch costs {format_seconds(cost_s)} and saves {format_seconds(gain_s)} a step"
+    if horizon is not None and steps > horizon:
+        return Payback(False, steps, f"{both}: it does not pay back within {horizon} steps, after {steps} it would.")
+    return Payback(True, steps, f"{both}: it pays back after {steps} steps.")
 
 
 def switch(job: JobSpec, old_cluster: Cluster | None, old: Plan, cluster: Cluster, new: Plan) -> Switch:

@@ -21,7 +21,10 @@ from hapmoe.job import JobSpec
 from hapmoe.logs.routing import trace_table
 from hapmoe.measured import Routing, Run
 
-__all__ = ["Drift", "drift", "imbalance", "imbalances", "load_routing", "with_routing"]
+__all__ = ["DRIFT", "Drift", "drift", "imbalance", "imbalances", "load_routing", "with_routing"]
+
+DRIFT = 0.05
+"""ASSUMED threshold of ``Drift.moved``: one token in twenty goes to another expert than before."""
 
 
 def imbalance(rows: Iterable[Routing], ep: int) -> float:

@@ -67,9 +67,9 @@ _TFLOPS = re.compile(rf"(?:throughput per GPU \(TFLOP/s/GPU\):|\bTFLOPs:|\[LM\]-
 _BATCH = re.compile(r"gl(?:ob|bo)al[ _]batch[ _]size[:=]\s*(\d+)")
 _SKIPPED = re.compile(r"number[ _]of[ _](?:skipped|nan)[ _]iterations[:=]\s*(\d+)")
 _TIMERS = re.compile(r"(?:\(min, max\) |max )?times? across ranks \(ms\):")
-_TIMER = re.compile(rf"^\s*(?:\[?[\w.-]+\]?:\s*)?\s{{2,}}([\w-]+) \.*:?\s*(?:\(\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\)|{_NUMBER})\s*$")
-_NAME = re.compile(r"^\s+([\w-]+):\s*$")
-_RANK_TIME = re.compile(rf"^\s+rank\s+\d+:\s*{_NUMBER}\s*$")
+_TIMER = re.compile(rf"^\S*\s{{2,}}([\w-]+) \.*:\s*(?:\(\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\)|{_NUMBER})\s*$")
+_NAME = re.compile(r"^\S*\s{2,}([\w-]+):\s*$")
+_RANK_TIME = re.compile(rf"^\S*\s+rank\s+\d+:\s*{_NUMBER}\s*$")
 _MEMORY = re.compile(
     rf"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: {_NUMBER} \| max allocated: {_NUMBER}"
     rf" \| reserved: {_NUMBER} \| max reserved: {_NUMBER}(?: \| total device memory used: {_NUMBER})?"

@@ -64,7 +64,9 @@ def nccl_table(
         size, seconds = size_s
         if not state.collective:
             hint = 'the line "# Collective test starting: all_reduce_perf", or the command that was run'
-            raise InputError("figures of an unknown collective", where=f"{where}:{number}", hint=f"put before it {hint}")
+            raise InputError(
+                "figures of an unknown collective", where=f"{where}:{number}", hint=f"put before it {hint}"
+            )
         named = named or state.device
         many, per_node = _shape(state, where, ranks, nodes)
         if many > 1 and size > 0:

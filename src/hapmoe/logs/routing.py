@@ -44,9 +44,13 @@ def routing_table(folder: Path, run: Run, num_experts: int, plan: Plan | None = 
     Without a plan all ranks are one stage without expert tensor parallelism. InputError where a
     rank's file is missing, or the counts do not fit ``num_experts``.
     """
-    files = {int(path.stem.removeprefix("rank")): path for path in folder.glob("rank*.jsonl") if path.stem[4:].isdigit()}
+    files = {
+        int(path.stem.removeprefix("rank")): path for path in folder.glob("rank*.jsonl") if path.stem[4:].isdigit()
+    }
     if not files:
-        raise InputError("holds no rank<r>.jsonl", where=str(folder), hint="--save DIR of the training, tokens_per_expert in it")
+        raise InputError(
+            "holds no rank<r>.jsonl", where=str(folder), hint="--save DIR of the training, tokens_per_expert in it"
+        )
     if plan is not None and plan.vpp > 1:
         raise InputError("layers of interleaved stages cannot be told apart in it", where=str(folder))
     total = plan.num_devices if plan is not None else max(files) + 1
@@ -59,7 +63,9 @@ def routing_table(folder: Path, run: Run, num_experts: int, plan: Plan | None = 
         for place in range(count):
             path = files.get(first_rank + place)
             if path is None:
-                raise InputError(f"rank{first_rank + place}.jsonl is missing", where=str(folder), hint="copy all ranks' files")
+                raise InputError(
+                    f"rank{first_rank + place}.jsonl is missing", where=str(folder), hint="copy all ranks' files"
+                )
             for number, line in _lines(path):
                 if line.get("block") != "decoder":
                     continue
@@ -95,9 +101,7 @@ def _together(
                 what = f"step {step}, layer {layer}: no counts of {len(missing)} of {ep} ranks that share its experts"
                 raise InputError(what, where=str(folder))
             tokens = tuple(value for place in members for value in by_place[place])
-            yield Routing(
-                run=run.id, layer=layer, step=step, microbatch=microbatch, replica=replica, tokens=tokens
-            )
+            yield Routing(run=run.id, layer=layer, step=step, microbatch=microbatch, replica=replica, tokens=tokens)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -115,5 +119,3 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(found, dict):
             raise InputError("no JSON object", where=f"{path}:{number}")
         yield number, found
-
-
