@@ -187,7 +187,7 @@ def test_back_ends_by_name() -> None:
     assert load("megatron").launchable is launchable
     with pytest.raises(Unsupported):
         load("any")
-    with pytest.raises(InputError, match="one of megatron, .*galvatron, any"):
+    with pytest.raises(InputError, match=r"one of megatron, .*galvatron, any"):
         capabilities("deepspeed")
 
 

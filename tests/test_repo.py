@@ -16,7 +16,7 @@ TEMPLATES = PACKAGE / "launch" / "templates"
 
 ORDER = [
     *("errors", "units", "wholefile"),
-    *("measured", "model", "plan", "cluster", "job", "options"),
+    *("measured", "model", "plan", "cluster", "job", "hybrid", "options"),
     *("fields", "yamlfile", "catalog", "discovery", "clusterfile", "planfile", "tables", "logs", "routing"),
     *("script", "inputs", "extract"),
     *("efficiency", "comm"),

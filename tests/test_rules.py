@@ -237,13 +237,9 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
         (b.job(argv="--cpu-offloading-num-layers 2"), NODES, b.plan((4, 4), dp=8)),
         (b.job(argv="--cpu-offloading-num-layers 2"), NODES, LEGAL),
     ),
-    "hybrid-layer-pattern": (
+    "hybrid": (
         (b.job(argv="--hybrid-layer-pattern M*ME"), NODES, b.plan((4, 4), dp=8)),
-        (b.job(argv="--hybrid-layer-pattern M*ME"), NODES, LEGAL),
-    ),
-    "hybrid-override-pattern": (
-        (b.job(argv="--hybrid-override-pattern=M*ME"), NODES, b.plan((4, 4), dp=8)),
-        (b.job(argv="--hybrid-override-pattern=M*ME"), NODES, LEGAL),
+        (b.job(argv="--hybrid-layer-pattern *E*E*E*E*E*E*E*E"), NODES, b.plan((5, 3), dp=8)),
     ),
     "overlap-param-gather-with-optimizer-step": (
         (b.job(argv="--overlap-param-gather-with-optimizer-step"), NODES, LEGAL),

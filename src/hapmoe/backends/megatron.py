@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from hapmoe.backends import version_tuple
 from hapmoe.backends.layout import layout_string
 from hapmoe.cluster import Cluster
+from hapmoe.hybrid import pattern_of, read_hybrid
 from hapmoe.job import Argument, JobSpec
 from hapmoe.plan import Plan, Recompute, Stage
 from hapmoe.shapes import uses_sequence_parallel
@@ -43,6 +44,8 @@ OWNED: dict[str, int | None] = {
     "--batch-size": 1,
     "--sequence-parallel": 0,
     "--pipeline-model-parallel-layout": 1,
+    "--hybrid-layer-pattern": 1,
+    "--hybrid-override-pattern": 1,
     "--num-layers-per-virtual-pipeline-stage": 1,
     "--num-virtual-stages-per-pipeline-rank": 1,
     "--decoder-first-pipeline-num-layers": 1,
@@ -75,7 +78,8 @@ def stage_arguments(
     kept = keep_users(job.argv)
     words = plan_arguments(job, plan, has_global_batch=has_flag(kept, "--global-batch-size"))
     common = (*kept, *(Argument(text=word, owner="plan", source="", where="plan") for word in words))
-    return common, tuple(recompute_arguments(stage.recompute) for stage in plan.stages)
+    each = 1 if pattern_of(job) is None else 2
+    return common, tuple(recompute_arguments(stage.recompute, each) for stage in plan.stages)
 
 
 def program(job: JobSpec) -> str:
@@ -124,7 +128,10 @@ def plan_arguments(job: JobSpec, plan: Plan, *, has_global_batch: bool) -> tuple
 
 
 def _split(job: JobSpec, plan: Plan) -> list[str]:
-    """The layer split: a layout, or, before 0.13, the even split that needs none (a rule says so)."""
+    """The layer split: a layout, a HybridModel's pattern with bars, or, before 0.13 (0.17 for those), the even
+    split that needs none (a rule says so)."""
+    if (pattern := pattern_of(job)) is not None:
+        return _hybrid(job, plan, pattern)
     if plan.pp == 1:
         return []
     version = job.training.megatron_version
@@ -134,14 +141,28 @@ def _split(job: JobSpec, plan: Plan) -> list[str]:
     return ["--pipeline-model-parallel-layout", layout_string(plan, job.model.mtp_layers)]
 
 
-def recompute_arguments(recompute: Recompute) -> tuple[str, ...]:
-    """One stage's recomputation (core/recompute.py:157-182; A:1426: selective takes no count)."""
+def _hybrid(job: JobSpec, plan: Plan, pattern: str) -> list[str]:
+    hybrid = read_hybrid(pattern)
+    version = job.training.megatron_version
+    if version is not None and version_tuple(version) < (0, 17, 0):
+        return ["--hybrid-override-pattern", pattern.replace("|", "")]
+    if hybrid is None or plan.pp == 1:  # other models than Transformers are not split (a rule says so)
+        return ["--hybrid-layer-pattern", pattern.replace("|", "")]
+    chunks = [stage.virtual_layers[chunk][1] for chunk in range(plan.vpp) for stage in plan.stages]
+    return ["--hybrid-layer-pattern", hybrid.text(tuple(chunks))]
+
+
+def recompute_arguments(recompute: Recompute, layers_each: int = 1) -> tuple[str, ...]:
+    """One stage's recomputation (core/recompute.py:157-182; A:1426: selective takes no count).
+
+    ``layers_each``: what Megatron counts per decoder layer (2 in a HybridModel: attention, and MLP or experts).
+    """
     if recompute.granularity == "none":
         return ()
     words = ["--recompute-granularity", recompute.granularity]
     if recompute.granularity == "full":
         words += ["--recompute-method", recompute.method or "uniform"]
-        words += ["--recompute-num-layers", str(recompute.num_layers)]
+        words += ["--recompute-num-layers", str(recompute.num_layers * layers_each)]
     elif recompute.modules:
         words += ["--recompute-modules", *recompute.modules]
     return tuple(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import prod
 
+from hapmoe.hybrid import pattern_of, read_hybrid
 from hapmoe.rules.base import Broken, Context, Rule
 from hapmoe.rules.placement import is_blackwell
 
@@ -37,16 +38,6 @@ _TABLE: tuple[tuple[str, Callable[[Context], str | None], str], ...] = (
         "--cpu-offloading-num-layers",
         lambda c: "excludes recomputation" if any(s.recompute.granularity != "none" for s in c.plan.stages) else None,
         "TC:1897",
-    ),
-    (
-        "--hybrid-layer-pattern",
-        lambda c: "excludes a pipeline layout" if c.plan.pp > 1 else None,
-        "A:825",
-    ),
-    (
-        "--hybrid-override-pattern",
-        lambda c: "excludes a pipeline layout" if c.plan.pp > 1 else None,
-        "A:825",
     ),
     (
         "--overlap-param-gather-with-optimizer-step",
@@ -134,6 +125,30 @@ def _connections(c: Context) -> Found:
         )
 
 
+def _hybrid(c: Context) -> Found:
+    pattern = pattern_of(c.job)
+    if pattern is None:
+        return
+    if c.backend.name not in ("megatron", "any"):
+        yield Broken(f"a HybridModel; back end {c.backend.name} trains GPTModel", "--backend megatron")
+    hybrid = read_hybrid(pattern)
+    if hybrid is None and c.plan.pp > 1:
+        yield Broken(f"pattern {pattern!r} is no Transformer's, and plans split no other", "set pp to 1")
+    if hybrid is not None and hybrid.attention == "+" and c.before("0.19.0"):
+        yield Broken("multi-latent attention (+) in a pattern needs Megatron-Core 0.19", "use 0.19 or newer")
+    counts = {count for stage in c.plan.stages for _, count in stage.virtual_layers}
+    if c.before("0.17.0") and (len(counts) > 1 or c.plan.vpp > 1):
+        yield Broken(
+            f"Megatron-Core {c.job.training.megatron_version} splits a HybridModel evenly and does not interleave it",
+            "use 0.17 or newer, or an even split with vpp 1",
+        )
+    if c.before("0.18.0") and any(stage.recompute.granularity == "full" for stage in c.plan.stages):
+        yield Broken(
+            f"Megatron-Core {c.job.training.megatron_version} recomputes no whole layers of a HybridModel",
+            "use 0.18 or newer, or other recomputation",
+        )
+
+
 def _version(c: Context) -> Found:
     if c.before(c.backend.min_version):
         yield Broken(
@@ -145,6 +160,12 @@ def _version(c: Context) -> Found:
 RULES = (
     Rule("version", "arguments have other names or meanings", "release branches core_r0.12.0 to 0.19.0", _version),
     *(_row(*row) for row in _TABLE),
+    Rule(
+        "hybrid",
+        "a HybridModel is split by bars in its pattern",
+        "A:787-863; hybrid_layer_allocation.py:460; hybrid_block.py:360; core_r0.16.0 mamba_block.py",
+        _hybrid,
+    ),
     Rule("optimizer-instances", "instances share the replicas equally", "PS:922; PS:1447", _optimizer_instances),
     Rule("hierarchical-context", "the levels multiply to CP", "A:582", _hierarchical),
     Rule("connections", "overlapped collectives rely on launch order", "A:1477", _connections),

@@ -135,7 +135,7 @@ FLAGS: tuple[Flag, ...] = (
     _set("enable-cuda-graph"),
     _set("external-cuda-graph"),
     _str("cuda-graph-impl"),
-    _str("cuda-graph-scope", arity="*"),
+    _str("cuda-graph-scope", arity="+"),
     # Batch.
     _int("global-batch-size"),
     _str("rampup-batch-size", arity=3),
@@ -178,6 +178,7 @@ FLAGS: tuple[Flag, ...] = (
     _set("cross-entropy-loss-fusion"),
     _set("calculate-per-token-loss"),
     _int("microbatch-group-size-per-virtual-pipeline-stage"),
+    _set("is-hybrid-model"),
     # What the plan decides.
     *_plan(
         _int("tensor-model-parallel-size model-parallel-size"),
@@ -190,6 +191,7 @@ FLAGS: tuple[Flag, ...] = (
         _set("sequence-parallel"),
         _int("micro-batch-size batch-size"),
         _str("pipeline-model-parallel-layout"),
+        _str("hybrid-layer-pattern hybrid-override-pattern"),
         _int("decoder-first-pipeline-num-layers"),
         _int("decoder-last-pipeline-num-layers"),
         _int("num-layers-per-virtual-pipeline-stage"),
@@ -226,10 +228,7 @@ REFUSED: dict[str, str] = {
     **REFUSED_IN_FORKS,
     **{name: "the script already is a launch over unlike devices; give the script for one kind" for name in HETERO},
     "--yaml-cfg": "Megatron takes its arguments from a YAML file then; give that file in place of the script",
-    "--hybrid-layer-pattern": "hybrid (Mamba) models are not modelled",
-    "--hybrid-override-pattern": "hybrid (Mamba) models are not modelled",
     "--hybrid-attention-ratio": "hybrid (Mamba) models are not modelled",
-    "--is-hybrid-model": "hybrid (Mamba) models are not modelled",
     "--encoder-num-layers": "encoder and encoder-decoder models are not modelled",
     "--decoder-num-layers": "encoder and encoder-decoder models are not modelled",
     "--encoder-seq-length": "encoder and encoder-decoder models are not modelled; a decoder takes --seq-length",

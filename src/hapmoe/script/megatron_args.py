@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hapmoe.errors import InputError, Unsupported
+from hapmoe.hybrid import FLAGS as HYBRID
 from hapmoe.job import Argument, Present, Training
 from hapmoe.model import ModelSpec
 from hapmoe.plan import Recompute
@@ -71,7 +72,8 @@ def read_arguments(
     cannot be planned.
     """
     occurrences = parse_argv(argv)
-    _refuse(entry, occurrences, where)
+    hybrid = any(occurrence.name in HYBRID for occurrence in occurrences)
+    _refuse(entry, occurrences, where, hybrid)
     reading = Reading(settings_of(occurrences), where)
     dialect = dialect_of([occurrence.name for occurrence in occurrences])
     model = read_model(reading, vocab_size=vocab_size, dialect=dialect)
@@ -90,7 +92,7 @@ def read_arguments(
     )
 
 
-def _refuse(entry: str, occurrences: Sequence[Occurrence], where: str) -> None:
+def _refuse(entry: str, occurrences: Sequence[Occurrence], where: str, hybrid: bool) -> None:
     program = entry.rsplit("/", 1)[-1].removesuffix(".py").rpartition(".")[2]
     for occurrence in occurrences:
         why = REFUSED.get(occurrence.spelling) or REFUSED.get(occurrence.name.replace("_", "-"))
@@ -101,7 +103,7 @@ def _refuse(entry: str, occurrences: Sequence[Occurrence], where: str) -> None:
             raise Unsupported(f"{occurrence.line or where}: --stage {occurrence.values[0].text} is not modelled")
     if _NOT_TRAINING.search(program) or re.search(r"(^|/)tasks/", entry):
         raise Unsupported(f"{where}: {entry} does not train a Megatron model, as its name says")
-    if _NOT_A_DECODER.search(program):
+    if _NOT_A_DECODER.search(program) and not (hybrid and program in ("pretrain_hybrid", "pretrain_mamba")):
         raise Unsupported(f"{where}: {entry} does not train a decoder-only (GPT) model, and only those are modelled")
 
 
@@ -114,6 +116,8 @@ def _present(reading: Reading, model: ModelSpec, allocation: Allocation) -> Pres
     embedding = reading.switch("account_for_embedding_in_pipeline_split", "present.account_for_embedding")
     loss = reading.switch("account_for_loss_in_pipeline_split", "present.account_for_loss")
     layout = reading.word("pipeline_model_parallel_layout", "present.layout")
+    if pattern := reading.word("hybrid_layer_pattern"):
+        layout = _hybrid_layout(pattern, model)
     per_chunk = reading.integer("num_layers_per_virtual_pipeline_stage", "present.layers_per_virtual_stage")
     per_rank = reading.integer("num_virtual_stages_per_pipeline_rank", "present.vpp")
     if per_rank is None and layout is not None:
@@ -143,6 +147,14 @@ def _present(reading: Reading, model: ModelSpec, allocation: Allocation) -> Pres
         nodes=allocation.nodes,
         devices_per_node=allocation.devices_per_node,
     )
+
+
+def _hybrid_layout(pattern: str, model: ModelSpec) -> str | None:
+    """The split that pipes in a hybrid pattern make, as a layout; None without pipes, or inside a decoder layer."""
+    segments = pattern.partition("/")[0].split("|")
+    if len(segments) == 1 or any(len(segment) % 2 for segment in segments):
+        return None
+    return "E" + "|".join("t" * (len(segment) // 2) for segment in segments) + "m" * model.mtp_layers + "L"
 
 
 def _degree(reading: Reading, key: str, name: str) -> int:
@@ -175,6 +187,8 @@ def _recompute(reading: Reading) -> Recompute:
         return Recompute(granularity="selective", modules=tuple(dict.fromkeys(modules)) or ("core_attn",))
     if granularity == "full":
         layers = reading.integer("recompute_num_layers")
+        if layers is not None and reading.given("hybrid_layer_pattern"):  # counts attention and MLP apart
+            layers = -(-layers // 2)
         return Recompute(
             granularity="full",
             method="block" if method == "block" else "uniform" if method else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hapmoe.errors import InputError, Unsupported
+from hapmoe.hybrid import Hybrid, read_hybrid
 from hapmoe.model import Mla, ModelSpec, Moe
 from hapmoe.script.forks import MEGATRON, Dialect
 from hapmoe.script.layer_pattern import every_nth, read_pattern
@@ -26,8 +27,9 @@ def read_model(reading: Reading, *, vocab_size: int | None = None, dialect: Dial
 
     Raises InputError when the arguments do not hold the shape, or contradict themselves.
     """
-    _need(reading)
-    layers = reading.integer_or("num_layers", 0, "model.num_layers")
+    hybrid = _hybrid(reading)
+    _need(reading, *(("num_layers",) if hybrid else ()))
+    layers = len(hybrid.experts) if hybrid else reading.integer_or("num_layers", 0, "model.num_layers")
     hidden = reading.integer_or("hidden_size", 0, "model.hidden")
     heads = reading.integer_or("num_attention_heads", 0, "model.num_heads")
     gated = reading.switch("swiglu", "model.gated") or reading.switch("quick_geglu") or reading.given("glu_activation")
@@ -56,9 +58,21 @@ def read_model(reading: Reading, *, vocab_size: int | None = None, dialect: Dial
         attention_window=window,
         window_pattern=window_pattern,
         mla=_mla(reading),
-        moe=_moe(reading, layers, ffn, dialect),
-        mtp_layers=reading.integer_or("mtp_num_layers", 0, "model.mtp_layers"),
+        moe=_moe(reading, layers, ffn, dialect, hybrid.experts if hybrid else None),
+        mtp_layers=(len(hybrid.mtp) if hybrid else 0) or reading.integer_or("mtp_num_layers", 0, "model.mtp_layers"),
     )
+
+
+def _hybrid(reading: Reading) -> Hybrid | None:
+    """A HybridModel that is a Transformer; its pattern overrides --num-layers (arguments.py:797)."""
+    text = reading.word("hybrid_layer_pattern", "model.num_layers")
+    if text is None and not reading.switch("is_hybrid_model"):
+        return None
+    found = read_hybrid(text) if text is not None else None
+    if found is None:
+        place = reading.place("hybrid_layer_pattern" if text is not None else "is_hybrid_model")
+        raise Unsupported(f"{place}: hybrid (Mamba) models are not modelled, only attention with MLP or experts behind")
+    return found
 
 
 def _layernorm_bias(reading: Reading) -> bool:
@@ -66,8 +80,8 @@ def _layernorm_bias(reading: Reading) -> bool:
     return kind.lower() == "layernorm" and not reading.switch("rms_norm")
 
 
-def _need(reading: Reading) -> None:
-    missing = [flag for key, flag in _NEEDED.items() if not reading.given(key)]
+def _need(reading: Reading, *known: str) -> None:
+    missing = [flag for key, flag in _NEEDED.items() if not reading.given(key) and key not in known]
     if missing:
         stored = reading.switch("use_checkpoint_args")
         source = " (the checkpoint that --use-checkpoint-args reads holds it)" if stored else ""
@@ -227,15 +241,21 @@ def _mla(reading: Reading) -> Mla | None:
     )
 
 
-def _moe(reading: Reading, layers: int, ffn: int, dialect: Dialect) -> Moe | None:
+def _moe(
+    reading: Reading, layers: int, ffn: int, dialect: Dialect, hybrid: tuple[bool, ...] | None = None
+) -> Moe | None:
     experts = set(reading.integers("num_experts"))
     reading.integer("num_experts", "model.moe.num_experts")
     if len(experts) > 1:
         raise Unsupported(f"{reading.place('num_experts')}: layers with different numbers of experts are not modelled")
     count = experts.pop() if experts else 0
+    if count == 0 and hybrid is not None and any(hybrid):
+        raise InputError("the pattern has layers with experts (E), and --num-experts is absent", where=reading.where)
     if count == 0:  # 0 means none (arguments.py:1649)
         return None
     if count == 1 and dialect.one_expert_is_dense:
+        return None
+    if hybrid is not None and not any(hybrid):
         return None
     if (reading.word("mlp_type") or "standard") != "standard":
         raise Unsupported(f"{reading.place('mlp_type')}: a dense MLP beside the experts is not modelled")
@@ -254,7 +274,7 @@ def _moe(reading: Reading, layers: int, ffn: int, dialect: Dialect) -> Moe | Non
         top_k=reading.integer_or("moe_router_topk", dialect.top_k, "model.moe.top_k"),
         ffn_hidden=expert_ffn,
         shared_ffn_hidden=_shared(reading, expert_ffn),
-        pattern=_moe_pattern(reading, layers, dialect),
+        pattern=hybrid or _moe_pattern(reading, layers, dialect),
         # A negative factor means none (transformer_config.py:1837).
         capacity_factor=None if capacity is None or capacity < 0 else capacity,
         pad_to_capacity=reading.switch("moe_pad_expert_input_to_capacity", "model.moe.pad_to_capacity"),
