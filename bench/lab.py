@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import socket
 import subprocess
@@ -243,18 +244,18 @@ def run(
                 ([sys.executable, str(launch / "entry.py")], {**every, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                 for rank in range(case.ranks)
             ]
-        logs = [(folder / f"process{index}.log").open("w+") for index in range(len(commands))]
-        processes = [
-            subprocess.Popen(command, env={**environment, **own}, stdout=log, stderr=subprocess.STDOUT)
-            for (command, own), log in zip(commands, logs, strict=True)
-        ]
+        logs = [folder / f"process{index}.log" for index in range(len(commands))]
+        processes = []
+        for (command, own), log in zip(commands, logs, strict=True):
+            with log.open("w") as stream:
+                processes.append(
+                    subprocess.Popen(command, env={**environment, **own}, stdout=stream, stderr=subprocess.STDOUT)
+                )
         codes = _wait(processes, timeout_s)
         if any(code != 0 for code in codes):
             told = zip(codes, logs, strict=True)
-            text = "".join((log.seek(0), log.read())[1][-6000:] for code, log in told if code or not any(codes))
+            text = "".join(log.read_text()[-6000:] for code, log in told if code or not any(codes))
             raise RuntimeError(f"{case.name}: exit codes {codes}\n{text}")
-        for log in logs:
-            log.close()
         ranks = [
             tuple(map(json.loads, (folder / "out" / f"rank{rank}.jsonl").read_text().splitlines()))
             for rank in range(case.ranks)
@@ -294,6 +295,11 @@ def write_tree(root: Path, files: Mapping[str, str]) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the range from which the system takes ports for connections: nobody else gets it meanwhile."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", random.SystemRandom().randrange(20000, 32000)))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])

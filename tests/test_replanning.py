@@ -81,6 +81,18 @@ def test_what_stands_in_the_way(argv: str, said: str) -> None:
     assert not found.possible and any(said in line for line in found.obstacles), found.obstacles
 
 
+def test_unequal_stages_read_a_key_per_layer() -> None:
+    """Seen in runs: KeyError where one side stacks layers (transformer_block.py:827-850)."""
+    stages = ({"dp": 4, "ep": 2}, {"tp": 2, "dp": 2, "ep": 2, "micro_batch_size": 2})
+    unequal = msgspec.structs.replace(b.plan((4, 4), stages=stages), backend="megatron-hetero")
+    found = between(OLD, unequal)
+    assert not found.possible and "a key per layer" not in found.obstacles[0].partition("reads")[0]
+    found = between(OLD, unequal, job(f"{SAVES} {RESHARDABLE} --moe-layer-freq ([1]*8)"))
+    assert found.possible and "--no-load-rng" in found.flags
+    uniform = msgspec.structs.replace(OLD, backend="megatron-hetero")
+    assert between(unequal, uniform).possible and between(uniform, unequal).possible
+
+
 def test_process_meshes_are_converted_offline() -> None:
     new = msgspec.structs.replace(b.plan((5, 3), dp=4, ep=2), backend="flagscale")
     assert "converted offline" in between(OLD, new).obstacles[0]

@@ -26,8 +26,18 @@ ORDER = [
     *("cost", "search", "present", "compare"),
     *("runtime", "launch"),
     *("wording", "terminal", "summary_inputs", "summary", "summary_compare", "summary_explain", "report", "trace"),
-    *("runnable", "checking", "replanning", "planning", "api", "probe", "profiling", "alone", "lab"),
-    *("cli_options", "cli_launch", "cli_look", "cli_tables", "cli_alone", "cli_profile", "cli", "__main__"),
+    *("runnable", "checking", "replanning", "planning", "verifying", "api", "probe", "profiling", "alone", "lab"),
+    *(
+        "cli_options",
+        "cli_launch",
+        "cli_look",
+        "cli_runtime",
+        "cli_tables",
+        "cli_alone",
+        "cli_profile",
+        "cli",
+        "__main__",
+    ),
 ]
 """A module or package may use what stands before it, and nothing behind. A new one needs its place here."""
 

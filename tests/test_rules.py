@@ -329,8 +329,8 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
         (b.job(argv="--ckpt-format torch_dist"), TWO, UNEQUAL),
     ),
     "stages-flags": (
-        (b.job(argv="--log-params-norm"), TWO, UNEQUAL),
-        (b.job(argv="--log-params-norm"), TWO, ALIKE),
+        (b.job(argv="--variable-seq-lengths"), TWO, UNEQUAL),
+        (b.job(argv="--variable-seq-lengths"), TWO, ALIKE),
     ),
     "galvatron-devices": (
         (

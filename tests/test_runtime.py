@@ -9,11 +9,14 @@ from collections import Counter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import builders as b
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hapmoe.boundary import crossing
+from hapmoe.options import Options
 from hapmoe.runtime import Refused
 from hapmoe.runtime.mesh import Layout, Mesh, read_layout
 from hapmoe.runtime.patches import Patch, missing, version_of
@@ -69,6 +72,25 @@ def test_messages_carry_everything_once(sender: Mesh, receiver: Mesh, from_split
         assert (found == expected).all()
         assert set(times.values()) == {1}
     assert not wire
+
+
+@settings(max_examples=100, deadline=None)
+@given(DEGREES, DEGREES, st.booleans())
+def test_predicted_messages_are_those_sent(sender: Mesh, receiver: Mesh, split: bool) -> None:
+    """The cost model's messages and bytes of the busiest rank, and the runtime's."""
+    job = b.with_training(b.job(moe=8 if split else None, tp=2), seq_len=SEQUENCE, global_batch_size=BATCH)
+    found = [
+        sends(sender, receiver, rank, SEQUENCE, BATCH, (split and sender.tp > 1, split and receiver.tp > 1))
+        for rank in range(sender.size)
+    ]
+    sizes = [sum(len(route.rows) * (route.batch[1] - route.batch[0]) for route in routes) for routes in found]
+    predicted = crossing(job, options(sender), options(receiver))
+    assert predicted.sends_K[0] == max(map(len, found))
+    assert predicted.sent_bytes_K[0] == pytest.approx(max(sizes) * job.model.hidden * 2)  # bf16
+
+
+def options(mesh: Mesh) -> Options:
+    return Options(*(np.asarray([value]) for value in (mesh.tp, mesh.cp, 1, 1, mesh.dp, BATCH // mesh.dp)))
 
 
 def test_what_does_not_divide_is_refused() -> None:

@@ -54,7 +54,7 @@ def crossing(job: JobSpec, sender: Options, receiver: Options) -> Crossing:
     kinds, kind_K = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     messages = np.asarray([_messages(*kind, shared) for kind in kinds.tolist()], np.float64).reshape(-1, 2)
     messages = messages[kind_K.ravel()]
-    copies_K = np.ones(len(sender)) if shared else np.maximum(receiver.tp_K / sender.tp_K, 1.0)
+    copies_K = np.ones(len(sender)) if shared else np.ceil(receiver.tp_K / sender.tp_K)
     return Crossing(
         boundary_bytes(job, sender) * copies_K, boundary_bytes(job, receiver), messages[:, 0], messages[:, 1]
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hapmoe.job import JobSpec
     from hapmoe.plan import Plan
 
-__all__ = ["check", "reads_plan", "render", "replan"]
+__all__ = ["check", "plan_and_job", "reads_plan", "render", "replan", "write_launch"]
 
 reads_plan = together(
     click.argument("plan_file", metavar="PLAN"),
@@ -77,7 +77,7 @@ def render(
     from hapmoe.clusterfile import load_cluster
 
     cluster = load_cluster(cluster_file)
-    plan, job = _plan_and_job(plan_file, script, args, backend, megatron_version, "render", reading)
+    plan, job = plan_and_job(plan_file, script, args, backend, megatron_version, "render", reading)
     checked = check_plan(job, cluster, plan)
     if as_json:
         import json
@@ -87,7 +87,7 @@ def render(
         if not as_json:
             click.echo(render_check(checked, job, cluster))
         return 1
-    _write(job, cluster, checked.plan, target, options, out, force, quiet=as_json)
+    write_launch(job, cluster, checked.plan, target, options, out, force, quiet=as_json)
     if not checked.launchable and not as_json:
         click.echo(f"NOT LAUNCHABLE: {checked.reason}")
     return 0
@@ -125,7 +125,7 @@ def check(
     good = True
     if script is not None and cluster_file is not None:
         cluster = load_cluster(cluster_file)
-        plan, job = _plan_and_job(plan_file, script, args, backend, megatron_version, "check", reading)
+        plan, job = plan_and_job(plan_file, script, args, backend, megatron_version, "check", reading)
         checked = check_plan(job, cluster, plan)
         good = checked.good
         if as_json:
@@ -186,7 +186,7 @@ def replan(
 
     cluster = read_cluster(cluster_file, table_folders)
     routing = reading.get("routing")
-    old, job = _plan_and_job(plan_file, script, args, None, megatron_version, "replan", reading)
+    old, job = plan_and_job(plan_file, script, args, None, megatron_version, "replan", reading)
     moved = _moved(was, routing, old)
     planned = plan_job(
         job, cluster, backend=backend or old.backend, settings=settings, time_limit_s=time_limit, compare=False
@@ -217,7 +217,7 @@ def replan(
         click.echo(f"Added arguments: {' '.join(found.flags)}")
     if not found.possible:
         return 1
-    _write(resume_job(job, found), cluster, new, target, options, out, force, quiet=as_json)
+    write_launch(resume_job(job, found), cluster, new, target, options, out, force, quiet=as_json)
     return 0
 
 
@@ -234,7 +234,7 @@ def _moved(was: str | None, routing: str | None, old: Plan) -> list[int] | None:
     return [one.layer for one in found if one.beyond(DRIFT)]
 
 
-def _plan_and_job(
+def plan_and_job(
     plan_file: str,
     script: str | None,
     args: tuple[str, ...],
@@ -243,6 +243,7 @@ def _plan_and_job(
     command: str,
     reading: dict[str, Any],
 ) -> tuple[Plan, JobSpec]:
+    """The plan of a file, for a back end where one is given, and the job of its script."""
     import msgspec
 
     from hapmoe.backends import capabilities
@@ -259,7 +260,7 @@ def _plan_and_job(
     return plan, read_job(script, args, version, **reading)
 
 
-def _write(
+def write_launch(
     job: JobSpec,
     cluster: Cluster,
     plan: Plan,
@@ -270,6 +271,7 @@ def _write(
     *,
     quiet: bool = False,
 ) -> None:
+    """Write the launch folder of a plan, launchable or not."""
     import msgspec
 
     from hapmoe import launch

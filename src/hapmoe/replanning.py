@@ -22,6 +22,7 @@ from hapmoe.units import format_seconds
 
 __all__ = ["Payback", "Switch", "payback", "resume_job", "switch"]
 
+HETERO = "megatron-hetero"
 RESHARDABLE = "--dist-ckpt-optim-fully-reshardable"
 
 
@@ -86,6 +87,7 @@ def switch(job: JobSpec, old_cluster: Cluster | None, old: Plan, cluster: Cluste
     same, only_dp = _split(old) == _split(new) and _dp(old) == _dp(new), _split(old) == _split(new)
     if not same:
         obstacles += _formats(job, old, new)
+        obstacles += _keys(job, old, new)
         obstacles += _experts(job, old, new)
         if not only_dp:
             needed, first = _optimizer(job)
@@ -94,6 +96,9 @@ def switch(job: JobSpec, old_cluster: Cluster | None, old: Plan, cluster: Cluste
         wanted, changed = _vocabulary(job, old, new)
         flags += wanted
         notes += changed
+        if HETERO in (old.backend, new.backend) and not has_flag(job.argv, "--no-load-rng"):
+            flags.append("--no-load-rng")
+            notes.append("random states are kept per stage, so they are not loaded under another plan")
         if (old.stages[0].tp, old.pp) != (new.stages[0].tp, new.pp):
             notes.append("TP or PP changes: the random state is dropped, dropout masks differ (checkpointing.py:2573)")
     if has_flag(job.argv, "--use-checkpoint-args"):
@@ -131,14 +136,29 @@ def _formats(job: JobSpec, old: Plan, new: Plan) -> list[str]:
     return []
 
 
+def _keys(job: JobSpec, old: Plan, new: Plan) -> list[str]:
+    """Unequal stages need a key per layer (hapmoe.runtime); upstream stacks equal layers into one tensor,
+    except where --moe-layer-freq is a list (transformer_block.py:827-850)."""
+    pattern = _value(job, "--moe-layer-freq")
+    if (old.backend == HETERO) == (new.backend == HETERO) or (pattern is not None and not pattern.isdecimal()):
+        return []
+    return [
+        f"back end {old.backend} saves {'a key per layer' if old.backend == HETERO else 'all layers under one key'}, "
+        f"{new.backend} reads the other form (KeyError). Plan with --backend {old.backend}; runs that begin with "
+        f'--moe-layer-freq "([1]*{job.model.num_layers})" or with back end {HETERO} may go either way'
+    ]
+
+
 def _experts(job: JobSpec, old: Plan, new: Plan) -> list[str]:
     if job.model.moe is None or _no_optimizer(job):
         return []
-    was, now = old.stages[0].ep > 1, new.stages[0].ep > 1
+    # unequal stages: where any has EP > 1, all ranks keep a second optimizer (optimizer/__init__.py, _get_param_groups)
+    before, after = (max(stage.ep for stage in plan.stages) for plan in (old, new))
+    was, now = before > 1, after > 1
     if was == now:
         return []
     return [
-        f"EP {old.stages[0].ep} -> {new.stages[0].ep}: with EP = 1 expert parameters are part of the dense optimizer, "
+        f"EP {before} -> {after}: with EP = 1 expert parameters are part of the dense optimizer, "
         "and loading stops with KeyError 'optimizer' (seen in runs; optimizer.py:1605-1616). "
         + ("Plan with --set ep=2.." if was else "Plan with --set ep=1")
         + ", or add --no-load-optim and lose the optimizer's state"

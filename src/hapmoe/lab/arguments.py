@@ -35,6 +35,7 @@ _NUMBERS = {
     "train-iters": 5,
     "seed": 1234,
     "save-interval": None,
+    "exit-interval": None,
     "tensor-model-parallel-size": 1,
     "pipeline-model-parallel-size": 1,
     "context-parallel-size": 1,
@@ -79,6 +80,7 @@ _SWITCHES = (
     *("add-qkv-bias", "qk-layernorm", "multi-latent-attention", "moe-pad-expert-input-to-capacity"),
     *("moe-shared-expert-overlap", "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce"),
     *("overlap-param-gather", "no-overlap-p2p-communication", "dist-ckpt-optim-fully-reshardable", "bf16"),
+    *("finetune", "no-load-optim", "no-save-optim"),
     *("recompute-activations", "calculate-per-token-loss", "ckpt-fully-parallel-load"),
     "attention-softmax-in-fp32",
 )
@@ -86,6 +88,7 @@ _IGNORED = {
     # Flag: number of values. None of them changes what is computed here.
     "mock-data": 0,
     "no-load-rng": 0,
+    "no-save-rng": 0,
     "log-throughput": 0,
     "use-cpu-initialization": 0,
     "no-masked-softmax-fusion": 0,

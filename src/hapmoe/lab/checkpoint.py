@@ -15,13 +15,20 @@ __all__ = ["load", "save"]
 def _metadata(args: argparse.Namespace) -> dict[str, Any]:
     # checkpointing.py:551-559: the default may change dp only
     kind = "fully_reshardable" if args.dist_ckpt_optim_fully_reshardable else "dp_reshardable"
-    return {"distrib_optim_sharding_type": kind} if args.use_distributed_optimizer else {}
+    # without it, a parameter that changes between the dense and the expert optimizer would not be found
+    return (
+        {"distrib_optim_sharding_type": kind, "chained_optim_avoid_prefix": True}
+        if args.use_distributed_optimizer
+        else {}
+    )
 
 
 def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for index, chunk in enumerate(chunks):
         state["model" if len(chunks) == 1 else f"model{index}"] = chunk.module.sharded_state_dict(metadata=sharding())
+    if args.no_load_optim if loading else args.no_save_optim:
+        return state
     state["optimizer"] = optimizer.sharded_state_dict(
         state, is_loading=loading, metadata={**sharding(), **_metadata(args)}
     )
@@ -46,7 +53,7 @@ def save(args: argparse.Namespace, chunks: list[Any], optimizer: Any, iteration:
 
 
 def load(args: argparse.Namespace, chunks: list[Any], optimizer: Any) -> int:
-    """Iterations that the checkpoint under ``--load`` has done; 0 where there is none."""
+    """Iterations that the checkpoint under ``--load`` has done; 0 where there is none, or with ``--finetune``."""
     from megatron.core import dist_checkpointing
 
     tracker = Path(args.load) / "latest_checkpointed_iteration.txt"
@@ -57,11 +64,14 @@ def load(args: argparse.Namespace, chunks: list[Any], optimizer: Any) -> int:
     saved = dist_checkpointing.load(_state(args, chunks, optimizer, loading=True), folder)
     for index, chunk in enumerate(chunks):
         chunk.module.load_state_dict(saved["model" if len(chunks) == 1 else f"model{index}"])
+    if args.no_load_optim:
+        optimizer.reload_model_params()
+        return 0 if args.finetune else int(saved["iteration"])
     optimizer.load_state_dict(saved["optimizer"])
     for state in _states(optimizer):
         # Megatron hands one tensor to all parameters (load_state_dict), and Adam counts up in place
         state["step"] = state["step"].clone()
-    return int(saved["iteration"])
+    return 0 if args.finetune else int(saved["iteration"])
 
 
 def _states(optimizer: Any) -> Iterator[Any]:

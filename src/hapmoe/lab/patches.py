@@ -131,6 +131,25 @@ def _keep_step(module: Any) -> None:
         copy_in(self, model_param, {**{name: value for name, value in state.items() if name == "step"}, **tensors})
 
     optimizer._set_main_param_and_optimizer_states = copy_with_step
+    state_of = optimizer.state_dict
+
+    def state_dict(self: Any) -> Any:
+        # a rank without experts has an empty optimizer for them; only torch's Adam then lacks a step
+        group = self.optimizer.param_groups[0]
+        if any(one["params"] for one in self.optimizer.param_groups):
+            return state_of(self)
+        import torch
+
+        stand_in = torch.nn.Parameter(torch.zeros(1))
+        group["params"].append(stand_in)
+        self.optimizer.state[stand_in] = {"step": torch.tensor(0.0)}
+        try:
+            return state_of(self)
+        finally:
+            group["params"].pop()
+            del self.optimizer.state[stand_in]
+
+    optimizer.state_dict = state_dict
 
 
 class _Stub:

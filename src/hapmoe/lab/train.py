@@ -141,9 +141,11 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
                 f"grad norm: {row['grad_norm']:.6f} | elapsed time per iteration (ms): {row['wall_s'] * 1e3:.1f}",
                 flush=True,
             )
-        last = iteration == args.train_iters
+        last = iteration == args.train_iters or (args.exit_interval and iteration % args.exit_interval == 0)
         if args.save and (last or (args.save_interval and iteration % args.save_interval == 0)):
             checkpoint.save(args, chunks, optimizer, iteration)
+        if last:
+            break
     out.write(event="end")
     if os.environ.get("HAPMOE_LAB_PARAMETERS") == "1":
         out.save(pieces(chunks))

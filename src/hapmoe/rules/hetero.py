@@ -28,7 +28,6 @@ _REFUSED = {
     "--rampup-batch-size": "changes the sequences per microbatch of all stages by one data-parallel size",
     "--variable-seq-lengths": "exchanges tensor shapes between stages, whose tensors differ",
     "--hybrid-context-parallel": "builds context groups over one data-parallel size",
-    "--log-params-norm": "sums over a group of all stages, which unequal ones do not have",
     "--overlap-moe-expert-parallel-comm": "runs another schedule, which is not verified",
     "--reuse-grad-buf-for-mxfp8-param-ag": "is not verified",
     "--non-persistent-ckpt-type": "saves per rank of a uniform world",

@@ -190,6 +190,7 @@ def redirect() -> None:
     import torch.distributed as dist
 
     all_reduce, rank_of, size_of = dist.all_reduce, dist.get_rank, dist.get_world_size
+    ranks_of = dist.get_process_group_ranks
     operations = dist.ReduceOp
 
     def reduce(tensor: Any, op: Any = operations.SUM, group: Any = None, async_op: bool = False) -> Any:
@@ -210,4 +211,12 @@ def redirect() -> None:
     def get_world_size(group: Any = None) -> int:
         return group.size() if isinstance(group, StageGroup) else size_of(group)
 
+    def get_process_group_ranks(group: Any) -> list[Any]:
+        if not isinstance(group, StageGroup):
+            return list(ranks_of(group))
+        if group.name == "pp":
+            raise Refused(f"ranks of {group}: stages of unequal size have no such group")
+        return [group.name]  # Megatron compares mp with tp_ep_pp, and adds before it reduces if they are one
+
     dist.all_reduce, dist.get_rank, dist.get_world_size = reduce, get_rank, get_world_size
+    dist.get_process_group_ranks = get_process_group_ranks
