@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hapmoe import tables
 from hapmoe.errors import InputError
-from hapmoe.measured import KINDS, Collective, Compute, Memory, Piece, Routing, Run, Table
+from hapmoe.measured import KINDS, Calibration, Collective, Compute, Memory, Piece, Routing, Run, Table
 
 texts = st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="\x85  "), max_size=12)
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789 -:+", min_size=1, max_size=10)
@@ -45,6 +45,7 @@ def rows_of(kind: str, run: str) -> st.SearchStrategy[object]:
         "routing": st.builds(
             Routing, **at, layer=few, step=few, tokens=st.lists(counts, min_size=1, max_size=6).map(tuple)
         ),
+        "calibration": st.builds(Calibration, **at, term=names, model=names, value=seconds, samples=whole),
     }[kind]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hapmoe.boundary import boundary_s, near
+from hapmoe.calibrated import said
 from hapmoe.cluster import Cluster, Pool
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
@@ -377,6 +378,7 @@ def _assumptions(job: JobSpec, cluster: Cluster, priced: _Priced) -> tuple[str, 
         if pool.device.efficiency_note:
             notes.append(f"{pool.device.name}: {pool.device.efficiency_note}")
         notes += pool.tables.notes if pool.tables else ()
+        notes += said(pool.tables, job, pool.device.name)
         if pool.network.source.startswith("ASSUMED"):
             notes.append(f"network of pool {pool.name}: {pool.network.source}")
     for a, b in zip(priced.pools, priced.pools[1:], strict=False):

@@ -16,6 +16,7 @@ import msgspec
 __all__ = [
     "KINDS",
     "Borrowed",
+    "Calibration",
     "Collective",
     "Compute",
     "Measurements",
@@ -200,12 +201,31 @@ class Routing(Row, frozen=True, kw_only=True, forbid_unknown_fields=True, order=
     """One count per expert, in the order of the experts; routed copies, before anything is dropped."""
 
 
+class Calibration(Row, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
+    """What whole training steps say of one term of the cost model on a device kind (``hapmoe calibrate``)."""
+
+    VALUES: ClassVar[frozenset[str]] = frozenset({"value", "samples", "error_before", "error_after"})
+
+    term: str
+    """compute, communication or optimizer (``value`` is measured over modelled seconds), or workspace
+    (``value`` is bytes on top of the model's)."""
+    model: str
+    """``tables.shape_key(job)`` of the job that was trained."""
+    value: float
+    samples: Positive
+    """Runs that it was fitted on."""
+    error_before: float = 0.0
+    """Median error of the step time, as a fraction, on runs left out of the fit; 0: there was one run only."""
+    error_after: float = 0.0
+
+
 KINDS: dict[str, type[Row]] = {
     "compute": Compute,
     "collectives": Collective,
     "pieces": Piece,
     "memory": Memory,
     "routing": Routing,
+    "calibration": Calibration,
 }
 """What a table may hold, by the name of its kind."""
 
@@ -276,6 +296,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of one pool, or of the link between two."""
     pieces: tuple[Piece, ...] = ()
     memory: tuple[Memory, ...] = ()
+    calibration: tuple[Calibration, ...] = ()
     notes: tuple[str, ...] = ()
     """What was borrowed, from which device, and why."""
 

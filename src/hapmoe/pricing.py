@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from hapmoe import memory
+from hapmoe.calibrated import calibrated
 from hapmoe.cluster import Pool
 from hapmoe.comm import collective_s, group_of
 from hapmoe.counting import last_class, layers_by_class, param_gathers_K
@@ -19,9 +20,9 @@ from hapmoe.efficiency import Efficiency, efficiency_of
 from hapmoe.job import JobSpec
 from hapmoe.kernels import adam_ratio
 from hapmoe.options import FloatArray, LayerClass, Options, StageTable
-from hapmoe.pieces import Modelled, PieceRatio, optimizer_ratio, piece_ratios
+from hapmoe.pieces import BLOCKS, Modelled, PieceRatio, optimizer_ratio, piece_ratios
 from hapmoe.plan import Recompute
-from hapmoe.tables.lookup import SOURCES
+from hapmoe.tables.lookup import EXTRAPOLATED, SOURCES
 from hapmoe.timing import Messages, Timed, host_s, time_ops, with_host
 from hapmoe.workload import (
     Op,
@@ -177,7 +178,7 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         mtp_dense_K, mtp_expert_K = mtp_params(job, options, classes[inner])
     head = head.scaled(ratios.get("head"))
     sync = _Sync.of(job, pool, options)
-    adam = _optimizer_ratio(job, pool, efficiency)
+    adam = _optimizer_ratio(job, pool, efficiency) * calibrated(pool.tables, job, "optimizer")
     return StageTable(
         options=options,
         classes=classes,
@@ -214,7 +215,7 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         sync_latency_s_K=sync.latency_K + efficiency.calibration["step_s_calibration"],
         optimizer_s_K=adam * _optimizer_s(job, efficiency, (options.dp_K * options.cp_K).astype(np.float64)),
         expert_optimizer_s_K=adam * _optimizer_s(job, efficiency, options.edp_K.astype(np.float64)),
-        workspace_bytes_K=memory.workspace_bytes(pool, options),
+        workspace_bytes_K=memory.workspace_bytes(pool, options) + calibrated(pool.tables, job, "workspace"),
         memory_limit_bytes=memory.memory_limit_bytes(pool),
     )
 
@@ -239,10 +240,21 @@ def _block(layer_class: LayerClass) -> str:
 
 
 def _piece_ratios(job: JobSpec, pool: Pool, options: Options) -> dict[str, PieceRatio]:
-    """Where pieces of training steps were measured: what they take against the sum of their operations."""
-    if pool.tables is None or not pool.tables.pieces:
+    """Where pieces or whole training steps were measured: what blocks take against the sum of their operations."""
+    if pool.tables is None:
         return {}
-    return piece_ratios(job, pool.tables, options, partial(_compute_s, pool))
+    ratios = {}
+    if pool.tables.pieces:
+        ratios = piece_ratios(job, pool.tables, options, partial(_compute_s, pool))
+    factor = calibrated(pool.tables, job, "compute")
+    if factor == 1.0:
+        return ratios
+    one_K, source_K = np.ones(len(options)), np.full(len(options), EXTRAPOLATED)
+    ratios = {block: ratios.get(block, PieceRatio(one_K, one_K, source_K)) for block in BLOCKS}
+    return {
+        block: PieceRatio(factor * ratio.forward_K, factor * ratio.backward_K, ratio.source_K)
+        for block, ratio in ratios.items()
+    }
 
 
 def _compute_s(pool: Pool, job: JobSpec, options: Options) -> Modelled:
@@ -309,7 +321,9 @@ class _Sync:
                 gather_K = collective_s(pool, group, "all_gather", np.full(count, bucket * size)) / bucket
                 gather_K = gather_K * param_gathers_K(job, options)
             result.append(gather_K)
-        return cls(result[0], result[2], result[1], result[3], latency_K)
+        factor = calibrated(pool.tables, job, "communication")
+        dense_K, dense_gather_K, expert_K, expert_gather_K = (factor * one for one in result)
+        return cls(dense_K, expert_K, dense_gather_K, expert_gather_K, factor * latency_K)
 
 
 def _optimizer_s(job: JobSpec, efficiency: Efficiency, shards_K: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hapmoe.calibrated import calibrated
 from hapmoe.cluster import Pool
 from hapmoe.comm import Group, collective_with_source, group_of
 from hapmoe.efficiency import Efficiency, attention_seconds, efficiency_of, gemm_seconds
@@ -220,6 +221,7 @@ def _time_messages(
     zero_K = np.zeros(len(shapes.options))
     # ranks do not arrive together, and kernels that run beside take their share of the links
     slowdown = efficiency.calibration["collective_slowdown_calibration"]
+    slowdown *= calibrated(pool.tables, shapes.job, "communication")
     for index, op in enumerate(ops):
         if op.kind != "message":
             continue

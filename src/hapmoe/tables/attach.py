@@ -12,7 +12,7 @@ import msgspec
 from hapmoe.catalog import reported_as
 from hapmoe.cluster import Cluster, Link, Pool
 from hapmoe.errors import InputError
-from hapmoe.measured import Collective, Compute, Measurements, Memory, Piece, Row, Table
+from hapmoe.measured import Calibration, Collective, Compute, Measurements, Memory, Piece, Row, Table
 from hapmoe.tables.files import encode
 from hapmoe.tables.store import merge
 
@@ -101,6 +101,7 @@ def _measurements(
         collectives=of(Collective),
         pieces=of(Piece),
         memory=of(Memory),
+        calibration=of(Calibration),
         notes=tuple(notes),
     )
     return msgspec.structs.replace(found, sha256=hashlib.sha256(msgspec.json.encode(found)).hexdigest())
