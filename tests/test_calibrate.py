@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from hapmoe import tables
-from hapmoe.calibration import Observed, calibrate, observe, with_factors
+from hapmoe.calibration import Observed, calibrate, compare, observe, observe_probe, with_factors
 from hapmoe.cost import evaluate
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
 from hapmoe.logs.megatron import read_log
 from hapmoe.plan import Plan
+from hapmoe.profiling.probed import load_ranks
 
 JOB: JobSpec = builders.with_training(
     builders.with_model(
@@ -101,6 +102,46 @@ def test_what_is_right_stays_and_what_is_not_told_too() -> None:
     sigma = {term.term: term.sigma for term in found.terms}
     assert sigma["compute"] < sigma["optimizer"]
     assert calibrate(JOB, CLUSTER, observed({}, "ep8")).held_out is None
+
+
+def test_a_stage_that_is_slow_shows_itself() -> None:
+    """Per-rank timers of --timing-log-level 2: the second of two stages computes twice as long as predicted."""
+    plan = PLANS["pp2"]
+    estimate = evaluate(JOB, CLUSTER, plan)
+    text = log_of(plan, {}, 0, timers=False) + "times across ranks (ms):\n"
+    microbatches = 64 // 8
+    for way in ("forward", "backward"):
+        text += f"  {way}-compute:\n"
+        for rank in range(16):
+            stage = estimate.stages[rank // 8]
+            each_s = (1 + rank // 8) * (stage.forward_s if way == "forward" else stage.backward_s)
+            text += f"     rank {rank:2d}: {microbatches * each_s * 1e3:.2f}\n"
+    terms = {term.term: term for term in compare(JOB, CLUSTER, observe(JOB, CLUSTER, plan, [read_log(text)], "slow"))}
+    assert abs(terms["forward of stage 0"].error) < 0.01 and abs(terms["backward of stage 0"].error) < 0.01
+    assert terms["forward of stage 1"].error == pytest.approx(-0.5, abs=0.01)
+    assert terms["backward of stage 1"].error == pytest.approx(-0.5, abs=0.01)
+
+
+def test_the_probe_says_the_same(tmp_path: Path) -> None:
+    """Two ranks, three steps of 2 microbatches; the first step is left out, the slower rank counts."""
+    line = {"event": "step", "since_last_s": None, "tokens": [], "collectives": [], "memory": []}
+    for rank in range(2):
+        start = {"event": "start", "schema": 1, "rank": rank, "world_size": 2, "date": "2026-11-30T00:00:00Z"}
+        start |= {"host": "h", "device": "cpu", "clock": "host", "versions": {}, "degrees": {}}
+        steps = [
+            line
+            | {"step": step, "wall_s": 9.0 if step == 1 else 1.0 + rank, "forward": [{"wall_s": 0.1}] * 2}
+            | {"backward": [{"wall_s": 0.2}, {"wall_s": 0.3 + rank}], "optimizer": [{"wall_s": 0.05}]}
+            for step in (1, 2, 3)
+        ]
+        records = [start, *steps, {"event": "end", "steps": 3}]
+        (tmp_path / f"rank{rank}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    plan, cluster = builders.plan(dp=2, ep=2), builders.cluster(builders.pool(devices_per_node=2))
+    seen = observe_probe(JOB, cluster, plan, load_ranks(tmp_path), "probe")
+    assert (seen.step_s, seen.timers, seen.steps) == (2.0, {"optimizer": 0.05}, 2)
+    assert seen.passes == {(0, "forward"): pytest.approx(0.2), (0, "backward"): pytest.approx(1.5)}
+    with pytest.raises(InputError, match="2 ranks, the plan has 16"):
+        observe_probe(JOB, CLUSTER, PLANS["ep8"], load_ranks(tmp_path), "probe")
 
 
 def test_a_log_of_another_job_is_refused() -> None:

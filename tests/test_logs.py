@@ -52,6 +52,7 @@ def test_timers_are_those_of_the_slowest_rank() -> None:
         "optimizer": (0.13025,),
     }
     assert read_log(log("core-0.16")).timers == {"forward-backward": (3.7125,), "optimizer": (0.1,)}
+    assert read_log(log("core-0.16")).by_rank["optimizer"] == {0: (0.1,), 8: (0.099,)}
 
 
 def test_memory_reports_share_a_line() -> None:

@@ -20,7 +20,7 @@ from hapmoe.cost import evaluate
 from hapmoe.efficiency import efficiency_of
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
-from hapmoe.measured import Borrowed, Collective, Compute, Piece, Row, Run, Table
+from hapmoe.measured import Borrowed, Collective, Compute, Memory, Piece, Row, Run, Table
 from hapmoe.options import Options
 from hapmoe.pricing import explain, price
 from hapmoe.tables.lookup import SOURCES, ratio_among
@@ -253,3 +253,17 @@ def test_a_planned_job_uses_the_tables_everywhere() -> None:
     assert (
         evaluate(job, tables.attach(cluster, [table("collectives", slow)]), bare.plan).step_s >= found.estimate.step_s
     )
+
+
+def test_memory_beside_tensors_is_what_devices_showed() -> None:
+    """80 GiB in use where the framework counted 71, and 40 where it counted 33: 9 and 7, the median 8."""
+    job, bare = builders.job(), builders.cluster(builders.pool())
+    rows = [
+        Memory(
+            run=RUN.id, model="any", precision="bf16", seq_len=4096, micro_batch_size=1, mark=mark, stage=stage, bytes=n
+        )
+        for stage, marks in ((0, {"allocated": 71, "reserved": 75, "device": 80}), (1, {"allocated": 33, "device": 40}))
+        for mark, n in ((name, count * 2**30) for name, count in marks.items())
+    ]
+    found = evaluate(job, tables.attach(bare, [table("memory", rows)]), builders.plan(ep=8, dp=8))
+    assert found.stages[0].memory.workspace == 8 * 2**30

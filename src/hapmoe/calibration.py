@@ -25,10 +25,22 @@ from hapmoe.logs.megatron import MegatronLog
 from hapmoe.measured import Calibration, Measurements, Run, Table
 from hapmoe.options import FloatArray
 from hapmoe.plan import Estimate, Plan
+from hapmoe.profiling.probed import MeasuredRank, Span
 from hapmoe.resolve import resolve
 from hapmoe.tables import shape_key
 
-__all__ = ["Calibrated", "Compared", "Observed", "Term", "calibrate", "compare", "observe", "tables_of", "with_factors"]
+__all__ = [
+    "Calibrated",
+    "Compared",
+    "Observed",
+    "Term",
+    "calibrate",
+    "compare",
+    "observe",
+    "observe_probe",
+    "tables_of",
+    "with_factors",
+]
 
 FACTORS: Final = ("compute", "communication", "optimizer")
 PRIOR: Final = {"compute": 0.2, "communication": 0.5, "optimizer": 0.5}
@@ -56,6 +68,8 @@ class Observed:
     """Seconds of a step on the slowest rank: those of ``forward-backward`` and ``optimizer``, where logged."""
     memory: dict[int, float]
     """Peak bytes of the fullest rank of each stage: reserved by the allocator."""
+    passes: dict[tuple[int, str], float]
+    """Seconds of all of a step's forward or backward passes, by stage and ``forward`` or ``backward``."""
     steps: int
 
 
@@ -125,12 +139,51 @@ def observe(job: JobSpec, cluster: Cluster, plan: Plan, logs: Sequence[MegatronL
         if values:
             timers[timer] = median(values[1:] or values)
     memory: dict[int, float] = {}
+    passes: dict[tuple[int, str], float] = {}
     for index, stage in enumerate(plan.stages):
         ranks = range(stage.first_rank, stage.first_rank + stage.num_devices)
         peaks = [one.max_reserved for log in logs for one in log.memory if one.rank in ranks]
         if peaks:
             memory[index] = max(peaks)
-    return Observed(name, plan, median(one.step_s for one in steady), timers, memory, len(steady))
+        for way in ("forward", "backward"):
+            by_rank = [log.by_rank.get(f"{way}-compute", {}) for log in logs]
+            slowest = [
+                median(values[1:] or values) for each in by_rank for rank, values in each.items() if rank in ranks
+            ]
+            if slowest:
+                passes[index, way] = max(slowest)
+    return Observed(name, plan, median(one.step_s for one in steady), timers, memory, passes, len(steady))
+
+
+def observe_probe(job: JobSpec, cluster: Cluster, plan: Plan, ranks: Sequence[MeasuredRank], name: str) -> Observed:
+    """The same of what the probe wrote (``HAPMOE_PROBE``): a step is the slowest rank's, in wall or device time.
+
+    Steps of the probe begin with the first forward pass: loading data and logging are not in them.
+    """
+    plan = resolve(job, cluster, plan)
+    if ranks[0].start.world_size != plan.num_devices:
+        what = f"{ranks[0].start.world_size} ranks, the plan has {plan.num_devices}"
+        raise InputError(what, where=name, hint="the probe's folder of a run of this plan")
+    of_steps = zip(*([step.wall_s or 0.0 for step in one.steady] for one in ranks), strict=False)
+    steps = [max(walls) for walls in of_steps]
+    optimizer = [median(_total(step.optimizer) for step in one.steady) for one in ranks]
+    memory: dict[int, float] = {}
+    passes: dict[tuple[int, str], float] = {}
+    for index, stage in enumerate(plan.stages):
+        mine = ranks[stage.first_rank : stage.first_rank + stage.num_devices]
+        passes[index, "forward"] = max(median(_total(step.forward) for step in one.steady) for one in mine)
+        passes[index, "backward"] = max(median(_total(step.backward) for step in one.steady) for one in mine)
+        if mine[0].start.clock == "device":
+            memory[index] = max(
+                float(mark.reserved_bytes) for one in mine for step in one.steps for mark in step.memory
+            )
+    passes = {key: value for key, value in passes.items() if value > 0}
+    timers = {"optimizer": max(optimizer)} if max(optimizer) > 0 else {}
+    return Observed(name, plan, median(steps), timers, memory, passes, len(steps))
+
+
+def _total(spans: Sequence[Span]) -> float:
+    return sum(span.wall_s or 0.0 for span in spans)
 
 
 def compare(job: JobSpec, cluster: Cluster, run: Observed) -> tuple[Compared, ...]:
@@ -140,6 +193,10 @@ def compare(job: JobSpec, cluster: Cluster, run: Observed) -> tuple[Compared, ..
     for term, value in _timed(estimate).items():
         if term in run.timers and value > 0:
             found.append(Compared(run.name, term, value, run.timers[term]))
+    for (index, way), measured in run.passes.items():
+        stage = estimate.stages[index]
+        each_s = stage.forward_s if way == "forward" else stage.backward_s
+        found.append(Compared(run.name, f"{way} of stage {index}", run.plan.num_microbatches * each_s, measured))
     for index, measured in run.memory.items():
         found.append(Compared(run.name, f"memory of stage {index}", estimate.stages[index].memory_bytes, measured))
     return tuple(found)

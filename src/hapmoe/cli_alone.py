@@ -248,5 +248,6 @@ def _torchrun(ranks: int, folder: str) -> int:
     if done.returncode:
         said = next((line for line in done.stderr.splitlines() if "hapmoe:" in line or "Error" in line), "")
         click.echo(f"A rank stopped: {said.strip()[:200]}")
-        click.echo(f"What was measured until then is in {folder}/; the same command goes on from there.")
+        if os.path.isdir(folder):
+            click.echo(f"What was measured until then is in {folder}/; the same command goes on from there.")
     return 1 if done.returncode else 0

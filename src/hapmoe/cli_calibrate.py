@@ -39,7 +39,7 @@ def calibrate(
     as_json: bool,
     **reading: Any,
 ) -> int:
-    """Hold PLAN's prediction against the Megatron logs of its run, and learn from the difference.
+    """Hold PLAN's prediction against the logs of its run (Megatron's, or the probe's folder), and learn from it.
 
     Shows which terms are off and the factors that mend them; with --tables DIR the next prediction uses
     them. Give several runs (--run): only what is left out of a fit says whether it helps.
@@ -50,11 +50,12 @@ def calibrate(
 
     from hapmoe import tables
     from hapmoe.calibration import calibrate as fit
-    from hapmoe.calibration import observe, tables_of
+    from hapmoe.calibration import observe, observe_probe, tables_of
     from hapmoe.clusterfile import load_cluster
     from hapmoe.errors import InputError
     from hapmoe.logs.megatron import read_log
     from hapmoe.planfile import load_plan
+    from hapmoe.profiling.probed import load_ranks
 
     words = shlex.split(script)
     if not words:
@@ -70,10 +71,13 @@ def calibrate(
         except OSError as error:
             raise InputError(error.strerror or str(error), where=path) from None
 
-    runs = [
-        observe(job, cluster, load_plan(plan), [read_log(text(log), log) for log in of_plan], of_plan[0])
-        for plan, of_plan in ((plan_file, logs), *((plan, (log,)) for plan, log in more))
-    ]
+    runs = []
+    for plan, of_plan in ((plan_file, logs), *((plan, (log,)) for plan, log in more)):
+        if Path(of_plan[0]).is_dir():
+            runs.append(observe_probe(job, cluster, load_plan(plan), load_ranks(Path(of_plan[0])), of_plan[0]))
+            continue
+        read = [read_log(text(log), log) for log in of_plan]
+        runs.append(observe(job, cluster, load_plan(plan), read, of_plan[0]))
     found = fit(job, cluster, runs)
     if folder:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -16,6 +16,7 @@ import numpy as np
 from hapmoe.cluster import Pool
 from hapmoe.efficiency import load_yaml
 from hapmoe.job import JobSpec
+from hapmoe.measured import Measurements
 from hapmoe.options import FloatArray, LayerClass, Options
 from hapmoe.plan import Recompute
 from hapmoe.units import DTYPE_BYTES
@@ -299,13 +300,32 @@ def _table() -> dict[str, Any]:
 
 
 def workspace_bytes(pool: Pool, options: Options) -> FloatArray:
-    """Framework context and communication buffers. ASSUMED constants of data/memory.yaml."""
+    """Framework context and communication buffers: measured, else ASSUMED constants of data/memory.yaml."""
     table = _table()
     if pool.device.vendor == "cpu":
         return np.zeros(len(options))
+    if pool.tables is not None and (measured := _beside_tensors(pool.tables)) is not None:
+        return np.full(len(options), measured)
     sizes = (options.tp_K, options.cp_K, options.dp_K, options.ep_K, options.etp_K)
     groups_K = sum((size_K > 1).astype(np.float64) for size_K in sizes)
     return np.asarray(table["context_bytes"]["value"] + groups_K * float(table["group_bytes"]["value"]))
+
+
+@lru_cache(maxsize=64)
+def _beside_tensors(tables: Measurements) -> float | None:
+    """What devices held beside the framework's tensors at the peak of a step: the median over ranks and runs.
+
+    Context and communication buffers (all in use less reserved) and the allocator's slack (reserved less
+    allocated). None where no run tells both.
+    """
+    marks: dict[tuple[object, ...], dict[str, int]] = {}
+    for row in tables.memory:
+        place = tuple(getattr(row, name) for name in row.__struct_fields__ if name not in ("mark", "bytes", "samples"))
+        marks.setdefault(place, {})[row.mark] = row.bytes
+    beside = [
+        found["device"] - found["allocated"] for found in marks.values() if {"device", "allocated"} <= found.keys()
+    ]
+    return float(np.median(beside)) if beside else None
 
 
 def memory_limit_bytes(pool: Pool) -> float:

@@ -51,6 +51,8 @@ class MegatronLog:
     timers: dict[str, tuple[float, ...]]
     """Seconds per step on the slowest rank, by the timer's name: one entry per time it was logged."""
     memory: tuple[Reported, ...]
+    by_rank: dict[str, dict[int, tuple[float, ...]]]
+    """Seconds per step of each rank, by the timer's name (``--timing-log-option all``)."""
 
     @property
     def steady(self) -> tuple[Iteration, ...]:
@@ -69,7 +71,7 @@ _SKIPPED = re.compile(r"number[ _]of[ _](?:skipped|nan)[ _]iterations[:=]\s*(\d+
 _TIMERS = re.compile(r"(?:\(min, max\) |max )?times? across ranks \(ms\):")
 _TIMER = re.compile(rf"^\S*\s{{2,}}([\w-]+) \.*:\s*(?:\(\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\)|{_NUMBER})\s*$")
 _NAME = re.compile(r"^\S*\s{2,}([\w-]+):\s*$")
-_RANK_TIME = re.compile(rf"^\S*\s+rank\s+\d+:\s*{_NUMBER}\s*$")
+_RANK_TIME = re.compile(rf"^\S*\s+rank\s+(\d+):\s*{_NUMBER}\s*$")
 _MEMORY = re.compile(
     rf"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: {_NUMBER} \| max allocated: {_NUMBER}"
     rf" \| reserved: {_NUMBER} \| max reserved: {_NUMBER}(?: \| total device memory used: {_NUMBER})?"
@@ -94,7 +96,8 @@ def read_log(text: str, where: str = "log") -> MegatronLog:
         )
         for found in _MEMORY.finditer(text)
     )
-    return MegatronLog(iterations, _timers(text), memory)
+    timers, by_rank = _timers(text)
+    return MegatronLog(iterations, timers, memory, by_rank)
 
 
 def _iterations(text: str) -> Iterator[Iteration]:
@@ -113,9 +116,10 @@ def _iterations(text: str) -> Iterator[Iteration]:
         )
 
 
-def _timers(text: str) -> dict[str, tuple[float, ...]]:
-    """Blocks of timers: the slowest rank of each, seconds."""
+def _timers(text: str) -> tuple[dict[str, tuple[float, ...]], dict[str, dict[int, tuple[float, ...]]]]:
+    """Blocks of timers: seconds of the slowest rank of each, and of every rank where all are printed."""
     found: dict[str, list[float]] = {}
+    by_rank: dict[str, dict[int, list[float]]] = {}
     inside, name = False, ""
     for line in text.splitlines():
         if _TIMERS.search(line):
@@ -128,7 +132,10 @@ def _timers(text: str) -> dict[str, tuple[float, ...]]:
             name = match[1]
             found.setdefault(name, []).append(0.0)
         elif (match := _RANK_TIME.match(line)) and name:
-            found[name][-1] = max(found[name][-1], float(match[1]) / 1e3)
+            seconds = float(match[2]) / 1e3
+            found[name][-1] = max(found[name][-1], seconds)
+            by_rank.setdefault(name, {}).setdefault(int(match[1]), []).append(seconds)
         else:
             inside = False
-    return {key: tuple(values) for key, values in found.items()}
+    of_ranks = {key: {rank: tuple(each) for rank, each in ranks.items()} for key, ranks in by_rank.items()}
+    return {key: tuple(values) for key, values in found.items()}, of_ranks
