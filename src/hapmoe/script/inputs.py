@@ -76,7 +76,7 @@ def _split_into(shell: Shell, line: str, names: list[str], *, array: bool, whole
         return
     if any(not each.single for each in shell.world.marks.of(line)) and (array or len(names) > 1):
         # where it splits is not known, so neither is what any variable gets
-        mark = shell.world.marks.derive(line, "", "", here, single=array is False)
+        mark = shell.world.marks.derive(line, "", "", here, single=False)
         for name in names:
             if array:
                 _put(shell, name, Var(mark=mark))
@@ -167,13 +167,14 @@ def read(shell: Shell, args: list[str]) -> None:
         count = int(options["n"]) if options.get("n", "").isdigit() else len(line)
         if count < len(line):
             line, found, rest = line[:count], "\n", line[count:] + found + rest
-    _left(shell, fd, rest)
+    wild = "".join(mark for mark in MARK.findall(line) if not shell.world.marks.of(mark)[0].single)
+    _left(shell, fd, wild + rest)  # what is not known may hold further lines, or none
     if not raw:
         line = re.sub(r"\\(.)", r"\1", line)
     _split_into(
         shell, line, [array] if array else names, array=bool(array), whole="N" in options or not (words or array)
     )
-    shell.state.status = 0 if found else 1
+    shell.state.status = None if wild else 0 if found else 1
 
 
 def mapfile(shell: Shell, args: list[str]) -> None:
