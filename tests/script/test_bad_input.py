@@ -49,6 +49,17 @@ _BAD: dict[str, bytes] = {
     "wide printf": b'printf -v X "%*d" 999999999 1\n',
     "huge index": b"A[999999999999]=1\n",
     "huge power": b'python -c "print(9**9**9**9)"\n',
+    "many repetitions": b'X=$(printf "%0900d" 0)!; [[ $X =~ 0*0*0*0*0*1 ]]\n',
+    "extended alternatives": b"case " + b"0" * 900 + b" in *(0|00|0*0)*1) ;; esac\n",
+    "replacement that multiplies": b"X=" + b"0" * 9000 + b"; Y=${X//0/$X$X}\n",
+    "a word of many values": b"X=" + b"0" * 9000 + b'; Y="' + b"$X" * 20000 + b'"\n',
+    "template that multiplies": b"export X=" + b"0" * 9000 + b"; Y=$(echo '" + b"$X" * 9000 + b"' | envsubst)\n",
+    "python that multiplies": b"X=$(python3 -c \"print('a' * 10**9)\"); Y=${X?}; "
+    b'torchrun x.py --num-layers $(python3 -c "print(sum([1 for i in range(10**9)]))") $X\n',
+    "sed that multiplies": b"X=$(echo a | sed '"
+    + b"s/a/aa/g;" * 45
+    + b"'); torchrun pretrain_gpt.py --num-layers 2 $X\n",
+    "an alias": b"shopt -s expand_aliases\nalias torchrun=echo\ntorchrun pretrain_gpt.py --num-layers 2\n",
     "open quote": b'echo "abc\n',
     "open single quote": b"echo 'abc\n",
     "open array": b"A=(1 2\n",

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
-from .calculate import calculate
+from .calculate import STEPS, calculate
 from .streams import UNKNOWN, Result, input_text, joined, lines_of
 from .values import MARK
 
@@ -71,7 +71,7 @@ def _number(text: str, names: dict[str, Any]) -> float:
             node.value = float(node.value)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and "-" in text:
             raise ValueError(text)
-    return float(calculate(tree, names))
+    return float(calculate(tree, {STEPS: [0], **names}))
 
 
 def _shown(value: float) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["BUILTINS"]
 
 _SLURM_PROGRAMS = frozenset(("srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel"))
-_SHOPTS = frozenset(("nullglob", "failglob", "nocasematch", "lastpipe"))
+_SHOPTS = frozenset(("nullglob", "failglob", "nocasematch", "lastpipe", "expand_aliases"))
 _LONG_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
 
 
@@ -40,6 +40,13 @@ def _lists(shell: Shell, args: Args) -> None:
     if all(word.startswith("-") for word in texts(args)):
         shell.print(None, what="a list of the shell's settings")
     shell.state.status = 0
+
+
+def _alias(shell: Shell, args: Args) -> None:
+    """Aliases count only where the script turns them on."""
+    if "expand_aliases" in shell.state.options:
+        shell.world.aliases.update({word.partition("=")[0]: shell.where() for word in texts(args) if "=" in word})
+    _lists(shell, args)
 
 
 def _false(shell: Shell, args: Args) -> None:
@@ -351,7 +358,7 @@ BUILTINS: dict[str, Callable[[Shell, Args], None]] = {
     "jobs": _unknown,
     "kill": _unknown,
     "disown": _ok,
-    "alias": _lists,
+    "alias": _alias,
     "unalias": _ok,
     "hash": _ok,
     "type": _known_command,

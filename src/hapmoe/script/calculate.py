@@ -13,10 +13,11 @@ from typing import Any
 
 from .values import MARK
 
-__all__ = ["calculate", "python_code"]
+__all__ = ["STEPS", "calculate", "python_code"]
 
 _LONGEST = 20_000
 _LARGEST = 10**60
+STEPS = "number of steps"
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -64,7 +65,10 @@ def _items(values: Iterable[Any]) -> list[Any]:
 
 def calculate(node: ast.expr, names: dict[str, Any] | None = None) -> Any:
     """The value of an expression; ValueError (or what Python raises for it) on anything that is not covered."""
-    names = {} if names is None else names
+    names = {STEPS: [0]} if names is None else names
+    names[STEPS][0] += 1
+    if names[STEPS][0] > _LONGEST:
+        raise ValueError("too many steps")
     return _bounded(_value(node, names))
 
 
@@ -144,7 +148,7 @@ def _call(node: ast.Call, names: dict[str, Any]) -> Any:
         return getattr(math, node.func.attr)(*args) if node.func.attr in _MATH else _unknown(node)
     if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
         on = calculate(node.func.value, names)
-        if isinstance(on, str):
+        if isinstance(on, str) and len(on) * sum(len(str(arg)) + 1 for arg in args) <= _LONGEST**2 // 10:
             return getattr(on, node.func.attr)(*args)
     return _unknown(node)
 
@@ -153,7 +157,7 @@ def python_code(code: str, args: list[str]) -> tuple[str | None, int | None]:
     """The output of a small Python program that assigns and prints; ``args`` are its ``sys.argv[1:]``."""
     if MARK.search(code) or any(MARK.search(arg) for arg in args) or len(code) > _LONGEST:
         return (None, None)
-    names: dict[str, Any] = {"sys.argv": ["-c", *args]}
+    names: dict[str, Any] = {STEPS: [0], "sys.argv": ["-c", *args]}
     out: list[str] = []
     try:
         for statement in ast.parse(code.strip()).body:

@@ -36,6 +36,12 @@ def run_words(shell: Shell, words: list[Text | Assign]) -> None:
     shell.world.step(shell.where(), 1 + len(words) // 20)
     first = words[0]
     name = first.text if isinstance(first, Text) else first.source
+    if name in shell.world.aliases:
+        raise InputError(
+            f"{name} is an alias here, which is not followed",
+            where=shell.where(),
+            hint=f"write a function in place of the alias at {shell.world.aliases[name]}",
+        )
     if name in shell.state.functions:
         _call(shell, name, [word for word in words[1:] if isinstance(word, Text)])
         return

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["grep", "sed"]
 
+_MOST_OUTPUT = 2_000_000
+
 
 def _basic_to_extended(pattern: str) -> str:
     """A basic regular expression as an extended one."""
@@ -87,7 +89,12 @@ def sed(shell: Shell, args: list[str], stdin: str | None) -> Result:
         return UNKNOWN
     if any(slow_ere(regex.pattern, text) for command in commands for regex in command.regexes):
         return UNKNOWN
+    growth = 1
+    for command in commands:
+        growth *= 1 + len(command.by)
     lines = lines_of(text)
+    if len(text) * growth > _MOST_OUTPUT and any("g" in command.flags for command in commands):
+        return UNKNOWN
     out: list[str] = []
     for number, line in enumerate(lines, 1):
         out += _sed_line(commands, line, number, last=number == len(lines), quiet="n" in letters)

@@ -203,6 +203,10 @@ class Shell:
         self.world.step(self.where())
         try:
             _RUN[type(node)](self, node)
+        except InputError as error:
+            if error.where:
+                raise
+            raise InputError(error.what, where=self.where(), hint=error.hint) from None
         except ArithmeticError_ as error:
             self.world.notes.append(f"{self.where()}: {error}")
             self.state.status = 1

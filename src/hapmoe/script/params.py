@@ -128,7 +128,7 @@ def _separated(values: list[Text], many: str, where: str, quoted: bool, shell: S
     ifs = scalar(shell, "IFS") if many == "*" else None
     separator = ifs.text[:1] if ifs else " "
     if quoted and many == "*":
-        return [("quoted", separator.join(value.text for value in values), where)]
+        return [("quoted", shell.world.joined((value.text for value in values), where, separator), where)]
     if not quoted and shell.splitting:
         separators = scalar(shell, "IFS")
         first = separators.text[:1] if separators else " "

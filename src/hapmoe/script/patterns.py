@@ -37,6 +37,8 @@ _CLASSES = {
     "graph": r"\x21-\x7e",
 }
 
+_MOST_TRIES = 10**8
+"""Steps of a matcher: about two seconds."""
 _EXTENDED = re.compile(r"[?*+@!]\(")
 
 
@@ -77,6 +79,8 @@ def matches(text: str, pattern: str, *, nocase: bool = False) -> bool:
 
 def _bounded(text: str, pattern: str) -> None:
     """Refuse what a backtracking matcher could take for ever on."""
+    if len(text) > 30 and re.search(r"[+*]\([^()]*[*|+?][^()]*\)", pattern):
+        raise InputError("an extended pattern that may take for ever")
     if _EXTENDED.search(pattern) and (len(text) > 1000 or re.search(r"[+*]\(.*[+*]\(", pattern)):
         raise InputError("a nested or long extended pattern is not followed")
     if len(text) > 20_000 and "*" in pattern:
@@ -166,7 +170,11 @@ def translate_ere(pattern: str) -> str:
 
 
 def slow_ere(pattern: str, text: str) -> bool:
-    """Whether a backtracking matcher might take for ever: a repeated group that itself repeats or chooses."""
+    """Whether a backtracking matcher might take for ever: a repeated group that itself repeats or chooses, or many
+    repetitions in a row on a long line."""
+    repeats = len(re.findall(r"[*+]|\{\d*,\d*\}", re.sub(r"\\.|\[[^\]]*\]", "", pattern)))
+    if repeats > 1 and max(map(len, text.split("\n"))) ** repeats > _MOST_TRIES:
+        return True
     return len(text) > 24 and bool(re.search(r"\([^()]*[+*|{][^()]*\)[+*{]|\)\)[+*{]", pattern))
 
 
@@ -188,8 +196,15 @@ def ambiguous_ere(pattern: str) -> bool:
     return False
 
 
+def _few_tries(text: str, pattern: str) -> None:
+    """Refuse many stars on a long value, where each may end anywhere."""
+    if pattern.count("*") > 1 and len(text) ** pattern.count("*") > _MOST_TRIES:
+        raise InputError("a pattern of several stars is matched against a very long value")
+
+
 def strip_prefix(text: str, pattern: str, *, longest: bool) -> str:
     _bounded(text, pattern)
+    _few_tries(text, pattern)
     if _EXTENDED.search(pattern):
         regex = regex_of(pattern)
         for end in range(len(text), -1, -1) if longest else range(len(text) + 1):
@@ -220,6 +235,9 @@ def _width(pattern: str) -> int:
 def substitute(text: str, pattern: str, by: str, op: str) -> str:
     """``${text/pattern/by}`` and its variants ``//``, ``/#``, ``/%``: the longest match at the leftmost place."""
     _bounded(text, pattern)
+    _few_tries(text, pattern)
+    if len(text) * (len(by) + 1) > _MOST_TRIES:
+        raise InputError("a value grows beyond 2 MB")
     if not pattern:
         return by + text if op == "/#" else text + by if op == "/%" else text
     extended = bool(_EXTENDED.search(pattern))

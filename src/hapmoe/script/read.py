@@ -164,7 +164,7 @@ def _flag_of(words: tuple[Text, ...], place: int) -> str:
 def _is_value(words: tuple[Text, ...], place: int) -> bool:
     before = words[place - 1].text if place > 1 else ""
     after = words[place + 1].text if place + 1 < len(words) else "-"
-    return (before.startswith("--") and "=" not in before and after.startswith("-")) or len(words[place].text) > 1
+    return (before.startswith("--") and "=" not in before and after[:1] in ("", "-")) or len(words[place].text) > 1
 
 
 def _invocation(shell: Shell, name: str, launch: Launch) -> Invocation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -68,6 +69,8 @@ class World:
     most_steps: int = _MOST_STEPS
     notes: list[str] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Names that bash replaces by other text (``shopt -s expand_aliases``), and where."""
 
     def step(self, where: str, cost: int = 1) -> None:
         self.steps += cost
@@ -77,6 +80,13 @@ class World:
     def allow(self, text: str) -> None:
         """A longer script may take more steps."""
         self.most_steps = max(self.most_steps, _MOST_STEPS + _STEPS_A_LINE * text.count("\n"))
+
+    def joined(self, pieces: Iterable[str], where: str, by: str = "") -> str:
+        """Pieces as one bounded text; too much is refused before it is put together."""
+        pieces = list(pieces)
+        if sum(map(len, pieces)) + len(pieces) * len(by) > _MOST_TEXT:
+            raise InputError("a value grows beyond 2 MB", where=where, hint="an endless loop, perhaps")
+        return self.bounded(by.join(pieces), where)
 
     def bounded(self, text: str, where: str) -> str:
         if len(text) > 4000:

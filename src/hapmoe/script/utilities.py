@@ -316,7 +316,11 @@ def _envsubst(shell: Shell, args: list[str], stdin: str | None) -> Result:
             missing(shell, name)
         return value.text if value else ""
 
-    return names.sub(filled, stdin), 0
+    pieces, end = [], 0
+    for match in names.finditer(stdin):
+        pieces += [stdin[end : match.start()], filled(match)]
+        end = match.end()
+    return shell.world.joined([*pieces, stdin[end:]], shell.where()), 0
 
 
 def _copy(shell: Shell, args: list[str], stdin: str | None, *, gone: bool = False) -> Result:

@@ -124,7 +124,7 @@ def text_of(shell: Shell, word: Word, *, assignment: bool = False) -> Text:
     splitting, shell.splitting = shell.splitting, False
     got = fragments(shell, with_tilde(shell, parts, assignment=assignment), where)
     shell.splitting = splitting
-    text = shell.world.bounded("".join(each.text for each in got), where)
+    text = shell.world.joined((each.text for each in got), where)
     filled = [each for each in got if each.text]
     return Text(text, filled[0].where if len(filled) == 1 else where)
 
@@ -231,7 +231,7 @@ def _pieces(text: str, ifs: str, started: bool) -> list[tuple[str | None, bool]]
 
 def _finished(shell: Shell, current: list[Fragment], where: str) -> list[Text]:
     """One field, or the files it matches when it holds an unquoted pattern."""
-    text = shell.world.bounded("".join(each.text for each in current), where)
+    text = shell.world.joined((each.text for each in current), where)
     filled = [each for each in current if each.text]
     place = filled[0].where if len(filled) == 1 else where
     active = "".join(each.text if each.kind != "quoted" else "\0" * len(each.text) for each in current)
