@@ -220,7 +220,7 @@ class Outcome:
 
 def train(case: Case, **variables: str) -> Run:
     """One run, with its parameters."""
-    return run(case, by_rank=True, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
+    return run(case, by_rank=True, timeout_s=900, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
 
 
 @cache
