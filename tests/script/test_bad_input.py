@@ -145,6 +145,13 @@ def test_many_unknown_conditions(tmp_path: Path) -> None:
         'ARGS="--wandb-api-key topsecret"\n',
         "ARGS='--hf-token=topsecret'\n",
         "ARGS='--url https://me:topsecret@host/x'\n",
+        "export MYSQL_PWD=topsecret\n",
+        "ARGS='--kubeconfig-token topsecret --db-password topsecret --passphrase topsecret'\n",
+        "export SIGNED='https://host/x?X-Signature=topsecret&y=1'\n",
+        'export HEADER="Authorization: Bearer topsecret1"\n',
+        "export HOOK=https://hooks.slack.com/services/T0/B0/topsecret\n",
+        "export COPY=glpat-topsecret12\n",
+        "export DB_KEY=0topsecret123\nARGS='--note x=0topsecret123'\n",
         "export X=$(echo $WANDB_API_KEY | cut -c1-20)\n",
     ],
 )
@@ -155,6 +162,22 @@ def test_secrets_are_not_shown(text: str, tmp_path: Path) -> None:
     result = read_script(script, env={"WANDB_API_KEY": "topsecret"})
     assert "topsecret" not in repr(result)
     assert any(token.text is None for token in result.argv)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval \"$(curl -H 'Authorization: Bearer topsecret1' https://me:topsecret@host/x)\"\n",
+        "export API_KEY=0topsecret123\nsource ./0topsecret123\n",
+        "source https://host/x?token=topsecret\n",
+    ],
+)
+def test_secrets_are_not_in_messages(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "t.sh"
+    script.write_text(text + _TRAIN)
+    with pytest.raises(InputError) as caught:
+        read_script(script)
+    assert "topsecret" not in str(caught.value)
 
 
 def test_names_that_only_look_secret(tmp_path: Path) -> None:

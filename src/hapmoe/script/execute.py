@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hapmoe.errors import InputError
 
-from .values import MARK, Invocation, Token
+from .values import MARK, Invocation, Token, without_secrets
 
 __all__ = ["Executed", "compare", "execute"]
 
@@ -200,7 +200,9 @@ def _difference(wanted: Sequence[Token], words: Sequence[str]) -> str:
     for place, (token, word) in enumerate(zip(wanted, words, strict=False)):
         if not _may_be(token, word):
             before = wanted[place - 1].text or "" if place else ""
-            return f"word {place}, after {before!r}: {MARK.sub('?', token.text or '')!r} is read, {word!r} is run"
+            return without_secrets(
+                f"word {place}, after {before!r}: {MARK.sub('?', token.text or '')!r} is read, {word!r} is run"
+            )
     if len(wanted) != len(words):
         return f"{len(wanted) - 1} arguments are read, {len(words) - 1} are run"
     return ""

@@ -17,7 +17,17 @@ from .inputs import read_text
 from .interpret import Shell
 from .launched import sbatch_around, training_score
 from .state import Launch, State, Var, World
-from .values import MARK, Invocation, Text, Token, Unknown, holds_secret, is_secret_flag, is_secret_name
+from .values import (
+    MARK,
+    Invocation,
+    Text,
+    Token,
+    Unknown,
+    holds_secret,
+    is_secret_flag,
+    is_secret_name,
+    without_secrets,
+)
 from .variables import secret
 
 __all__ = ["read_command", "read_script"]
@@ -70,8 +80,19 @@ def _read(text: str, name: str, args: Sequence[str], env: Mapping[str, str] | No
         state.scopes[0][key] = Var(value=secret(shell, key, Text(value, "environment")), exported=True)
     if re.search(r"(?m)^#SBATCH", text):
         shell.around = sbatch_around(text)
-    _run(shell, text, name)
-    return _chosen(shell, name)
+    try:
+        _run(shell, text, name)
+        return _chosen(shell, name)
+    except InputError as error:
+        said = [_shown(shell, part) for part in (error.what, error.where, error.hint)]
+        raise InputError(said[0], where=said[1], hint=said[2]) from None
+
+
+def _shown(shell: Shell, text: str) -> str:
+    """A message without what is secret."""
+    for value in shell.world.secrets:
+        text = text.replace(value, "***")
+    return without_secrets(text)
 
 
 def _run(shell: Shell, text: str, name: str) -> None:
@@ -164,7 +185,7 @@ def _flag_of(words: tuple[Text, ...], place: int) -> str:
 def _is_value(words: tuple[Text, ...], place: int) -> bool:
     before = words[place - 1].text if place > 1 else ""
     after = words[place + 1].text if place + 1 < len(words) else "-"
-    return (before.startswith("--") and "=" not in before and after[:1] in ("", "-")) or len(words[place].text) > 1
+    return (before.startswith("--") and "=" not in before and after.startswith("-")) or len(words[place].text) > 1
 
 
 def _invocation(shell: Shell, name: str, launch: Launch) -> Invocation:
@@ -218,7 +239,7 @@ def _token(shell: Shell, word: Text, *, named: str = "") -> Token:
     unknowns = shell.world.marks.of(word.text)
     if named and is_secret_name(named):
         return Token(None, "secret, referred to by name", f'"${named}"', word.where)
-    if holds_secret(word.text):
+    if holds_secret(word.text) or any(value in word.text for value in shell.world.secrets):
         return Token(None, "holds a secret", "", word.where)
     if not unknowns:
         return Token(word.text, where=word.where)

@@ -69,6 +69,8 @@ class World:
     most_steps: int = _MOST_STEPS
     notes: list[str] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
+    secrets: set[str] = field(default_factory=set)
+    """Values that variables with the name of a credential were given: other words may hold them too."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Names that bash replaces by other text (``shopt -s expand_aliases``), and where."""
 

@@ -23,6 +23,7 @@ __all__ = [
     "holds_secret",
     "is_secret_flag",
     "is_secret_name",
+    "without_secrets",
 ]
 
 MARK = re.compile("[\U000f0000-\U0010fffd]")
@@ -31,20 +32,27 @@ _MOST_MARKS = 60_000
 
 # A secret is named by a whole word: HF_TOKEN yes; TRAIN_TOKENS, TOKENIZER_TYPE no. A bare `key` is a loop variable.
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:AUTH)?TOKEN(?:_|$)|[A-Z0-9]_?KEYS?(?:_|$)|PASSWORD|PASSWD|SECRET|CREDENTIAL|APIKEY"
+    r"(?:^|_)(?:AUTH)?TOKEN(?:_|$)|[A-Z0-9]_?KEYS?(?:_|$)|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|APIKEY"
+    r"|^MYSQL_PWD$"
 )
 _NOT_SECRET = re.compile(
-    r"MONKEY|TURKEY|KEYS?_VALUE|JSON_KEYS?|QUERY_KEY|(?:SPECIAL|PAD|MASK|PER|EOS|BOS|EOD|UNK|SEP|CLS|IMAGE|VIDEO|AUDIO|MAX|NUM|MOE)_TOKEN"
+    r"MONKEY|TURKEY|KEYS?_VALUE|JSON_KEYS?|QUERY_KEY|(?:SPECIAL|PAD|MASK|PER|EOS|BOS|EOD|UNK|SEP|CLS|IMAGE|VIDEO|AUDIO|FIM|PREFIX|SUFFIX|MIDDLE|START|END|STOP|MAX|NUM|MOE)_TOKEN"
     r"|TOKEN_(?:ID|DROP|DISPATCHER|LEVEL|TYPE|COUNT|NUM|BUDGET|LIMIT|LEN)"
 )
 _SECRET_FLAG = re.compile(
-    r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|WANDB|SWANLAB|HF|COMET|AWS|SSH|OPENAI)_?KEY(?:_ID)?|(?:HF|AUTH|ACCESS|API|WANDB|GITHUB|USER"
-    r"|HUB|HUGGINGFACE|HUGGING_FACE|BEARER|SESSION)_TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|APIKEY)$|^TOKEN$"
+    r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|WANDB|SWANLAB|HF|COMET|AWS|SSH|OPENAI)_?KEY(?:_ID)?|TOKEN"
+    r"|PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIALS?|APIKEY)$|^TOKEN$"
 )
+# Prefixes that services give their keys, and the places of a URL, header or file where a credential stands.
 _SECRET_TEXT = re.compile(
     r"://[^/\s:@]*:[^/\s@]+@|(?:^|[^A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}"
-    r"|AKIA[A-Z0-9]{16})"
+    r"|github_pat_\w{20,}|glpat-[\w-]{10,}|nvapi-[\w-]{10,}|xox[abeoprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.)|://[^/\s:@]{20,}@|hooks\.slack\.com/services/\S"
+    r"|Authorization:\s*(?:\w+\s+)?\S|\bBearer\s+[\w.=+/-]{8,}|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|[?&][\w-]*(?:token|key|secret|signature|sig|password|credential)[\w-]*=[^&\s]",
+    re.IGNORECASE,
 )
+_SECRET_WORDS = re.compile(f"(?:{_SECRET_TEXT.pattern})\\S*", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
@@ -63,12 +71,18 @@ def is_secret_flag(flag: str) -> bool:
     >>> [is_secret_flag(f) for f in ("--wandb-api-key", "--moe-token-dispatcher-type", "--num-key-value-heads")]
     [True, False, False]
     """
-    return flag.startswith("-") and bool(_SECRET_FLAG.search(flag.lstrip("-").replace("-", "_").upper()))
+    name = flag.lstrip("-").replace("-", "_").upper()
+    return flag.startswith("-") and bool(_SECRET_FLAG.search(name)) and not _NOT_SECRET.search(name)
 
 
 def holds_secret(text: str) -> bool:
     """Whether ``text`` shows a credential by itself: ``user:password@`` in a URL, or a well-known kind of key."""
     return bool(_SECRET_TEXT.search(text))
+
+
+def without_secrets(text: str) -> str:
+    """``text`` for a message: what shows a credential left out."""
+    return _SECRET_WORDS.sub("***", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,6 +332,8 @@ def secret(shell: Shell, name: str, value: Text) -> Text:
     if not value.text or not is_secret_name(name) or _SWITCH.fullmatch(value.text):
         return value
     blank = any(char.isspace() for char in value.text)
+    if len(value.text) >= 12 and not MARK.search(value.text):
+        shell.world.secrets.add(value.text)
     return Text(
         shell.world.marks.mark(
             Unknown("secret, referred to by name", f"${name}", value.where, single=not blank, stable=True, secret=True)
