@@ -106,13 +106,13 @@ def tighten(rng: random.Random, cluster: Cluster, estimates: list[Estimate]) -> 
     return msgspec.structs.replace(cluster, pools=pools)
 
 
-def _compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
+def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         if total >= least:
             yield (total,)
         return
     for first in range(least, total - least * (parts - 1) + 1):
-        for rest in _compositions(total - first, parts - 1, least):
+        for rest in compositions(total - first, parts - 1, least):
             yield (first, *rest)
 
 
@@ -167,15 +167,22 @@ def all_plans(job: JobSpec, cluster: Cluster, menu: tuple[Recompute, ...], keep:
                     continue
                 if pp * vpp > layers:
                     continue
-                for split in _compositions(layers, pp, vpp):
+                for split in compositions(layers, pp, vpp):
                     chunks = chunk_layers(split, vpp)
-                    per_stage = []
-                    for rows in chunks:
-                        most = max(count for _, count in rows)
-                        per_stage.append(
-                            [*menu[:-1], *(msgspec.structs.replace(menu[-1], num_layers=n) for n in range(1, most + 1))]
-                        )
+                    per_stage = recompute_choices(menu, chunks)
                     yield from _with_recompute(job, places, (tp, cp, ep, etp, dp), mbs, vpp, split, chunks, per_stage)
+
+
+def recompute_choices(
+    menu: tuple[Recompute, ...], chunks: tuple[tuple[tuple[int, int], ...], ...]
+) -> list[list[Recompute]]:
+    """What each stage may recompute: every entry, the last one for 1, 2, … layers of its virtual stages."""
+    per_stage = []
+    for rows in chunks:
+        most = max(count for _, count in rows)
+        full = (msgspec.structs.replace(menu[-1], num_layers=n) for n in range(1, most + 1))
+        per_stage.append([*menu[:-1], *full])
+    return per_stage
 
 
 def _with_recompute(job, places, degrees, mbs, vpp, split, chunks, per_stage) -> Iterator[Plan]:

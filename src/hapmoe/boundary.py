@@ -84,8 +84,9 @@ def _overlaps(parts: int, others: int) -> int:
     return max(-(-(i + 1) * others // parts) - i * others // parts for i in range(parts))
 
 
-def _held(cp: int, tp: int, units: int) -> list[set[int]]:
-    """Units of the sequence that each rank of a context and tensor group holds.
+@lru_cache(maxsize=4096)
+def _held(cp: int, tp: int, units: int) -> tuple[int, ...]:
+    """The units of the sequence that each rank of a context and tensor group holds, as bits.
 
     Context parallel rank c holds chunks c and 2 cp - 1 - c (megatron/core/utils.py
     ``get_batch_on_this_cp_rank``), and each tp rank an equal part of the two.
@@ -95,8 +96,8 @@ def _held(cp: int, tp: int, units: int) -> list[set[int]]:
     for c in range(cp):
         both = [*range(c * chunk, (c + 1) * chunk), *range((2 * cp - 1 - c) * chunk, (2 * cp - c) * chunk)]
         part = len(both) // tp
-        held += [set(both[t * part : (t + 1) * part]) for t in range(tp)]
-    return held
+        held += [sum(1 << unit for unit in both[t * part : (t + 1) * part]) for t in range(tp)]
+    return tuple(held)
 
 
 def boundary_s(

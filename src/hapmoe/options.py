@@ -38,6 +38,10 @@ class Options:
     def edp_K(self) -> IntArray:
         return self.devices_K // (self.etp_K * self.ep_K)
 
+    def take(self, which: IntArray) -> Options:
+        """Some of them, in the order given."""
+        return Options(*(getattr(self, name)[which] for name in self.__slots__))
+
     def __len__(self) -> int:
         return len(self.tp_K)
 

@@ -13,6 +13,7 @@ from hapmoe.plan import Recompute, SearchResult
 from hapmoe.pricing import recompute_menu
 from hapmoe.search.exact import Progress, search_exact
 from hapmoe.search.narrow import MANY, narrow
+from hapmoe.search.per_pool import degrees_may_differ, own_rules, search_per_pool
 from hapmoe.search.pins import parse_pins
 from hapmoe.search.problem import Problem, price_space
 from hapmoe.search.restricted import Restrictions, search_restricted
@@ -84,6 +85,17 @@ def search(
             progress=progress,
             started=began,
         )
+    apart = restrictions is None or not restrictions.uniform_degrees
+    if planner == "exact" and apart and degrees_may_differ(job, cluster, backend):
+        return search_per_pool(
+            problem,
+            planner=planner,
+            backend=backend,
+            top=top,
+            time_limit_s=time_limit_s,
+            progress=progress,
+            started=began,
+        )
     return search_exact(
         problem,
         planner=planner,
@@ -91,6 +103,7 @@ def search(
         top=top,
         time_limit_s=time_limit_s,
         uniform=planner == "uniform",
+        legal=own_rules(backend),
         progress=progress,
         started=began,
     )

@@ -15,7 +15,7 @@ from hapmoe.search.bounds import EPS, heavy_class
 from hapmoe.search.problem import Problem
 from hapmoe.search.reach import PIECES
 
-__all__ = ["capacity_bounds", "counts_suffice"]
+__all__ = ["capacity_bounds", "counts_suffice", "pool_holds"]
 
 HALVINGS = 8
 """Steps of the bisection: to within 1/256 of the ratio of its ends."""
@@ -72,6 +72,15 @@ def counts_suffice(
         share = np.clip(layers - (np.cumsum(many, axis=1) - many), 0.0, many)
         whole_G = np.maximum(whole_G, (share * each).sum(axis=1))
     return np.asarray(enough)
+
+
+def pool_holds(problem: Problem, pool: int, option_G: IntArray, stages_G: IntArray, step_s: float) -> FloatArray:
+    """[G] the most layers of the heavy class that so many stages of one pool hold within ``step_s``,
+    whatever stands beside them, with any number of virtual stages."""
+    none, any_vpp = np.zeros(len(option_G)), np.zeros(len(option_G), np.int64)
+    microbatches_G = problem.microbatches_K[option_G].astype(np.float64)
+    held = _Pool.of(problem, problem.tables[pool], option_G, stages_G, stages_G, any_vpp, microbatches_G)
+    return held.holds(np.full(len(option_G), step_s), none, any_vpp == 1, stages_G)
 
 
 def _layer_s(problem: Problem, table: StageTable) -> FloatArray:

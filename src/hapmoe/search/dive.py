@@ -102,4 +102,7 @@ def _solve_some(problem: Problem, state: State, points: Points, floor_G: FloatAr
     for vpp in sorted(set(points.vpp_G[chosen].tolist())):
         group = [g for g in chosen if points.vpp_G[g] == vpp]
         settings = settings_of(problem, points.take(np.asarray(group)))
-        solve_group(problem, state, settings, bound[group], [high[g] for g in group], quick=True)
+        mine = state.may(problem, settings)
+        group, settings = [group[number] for number in mine], [settings[number] for number in mine]
+        if settings:
+            solve_group(problem, state, settings, bound[group], [high[g] for g in group], quick=True)

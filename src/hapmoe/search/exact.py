@@ -9,6 +9,7 @@ the model (gap 0), or, cut by a time limit, the fraction by which one could stil
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -43,6 +44,7 @@ def search_exact(
     top: int = 3,
     time_limit_s: float | None = None,
     uniform: bool = False,
+    legal: Callable[[Problem, Setting], bool] | None = None,
     progress: Progress | None = None,
     started: float | None = None,
 ) -> SearchResult:
@@ -52,7 +54,7 @@ def search_exact(
     (KeyboardInterrupt) counts as a time limit once a plan is in hand.
     """
     began = time.perf_counter() if started is None else started
-    state = State(uniform=uniform, deadline=np.inf if time_limit_s is None else began + time_limit_s)
+    state = State(uniform=uniform, legal=legal, deadline=np.inf if time_limit_s is None else began + time_limit_s)
     state.progress = progress
     state.pruned.update(problem.space.dropped)
     if not len(problem.space.options):
@@ -151,7 +153,7 @@ def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -
         if bound[g] >= ceiling or tried >= RUNNERS_UP:
             break
         setting = settings_of(problem, points.take(np.asarray([g])))[0]
-        if _kind(problem, setting) in seen:
+        if _kind(problem, setting) in seen or not state.may(problem, [setting]):
             continue
         tried += 1
         other = State(best=ceiling, deadline=state.deadline)

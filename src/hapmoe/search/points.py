@@ -52,10 +52,13 @@ class Sends:
     """From one pool to another; infinite where no link joins them."""
     domain_P: IntArray
     """Devices that share a scale-up fabric."""
+    size_PK: IntArray
+    """Devices of a stage on each pool."""
 
     def take(self, which: IntArray) -> Sends:
         """Only these options."""
-        return Sends(self.near_PK[:, which], self.far_PK[:, which], self.cross_PPK[:, :, which], self.domain_P)
+        cross = self.cross_PPK[:, :, which]
+        return Sends(self.near_PK[:, which], self.far_PK[:, which], cross, self.domain_P, self.size_PK[:, which])
 
 
 def price_sends(job: JobSpec, cluster: Cluster, options: Options) -> Sends:
@@ -76,7 +79,7 @@ def price_sends(job: JobSpec, cluster: Cluster, options: Options) -> Sends:
         ]
     )
     domains = [max(pool.device.scale_up_domain // pool.devices_per_node, 1) * pool.devices_per_node for pool in pools]
-    return Sends(near, far, cross, np.asarray(domains, np.int64))
+    return Sends(near, far, cross, np.asarray(domains, np.int64), np.tile(options.devices_K, (len(pools), 1)))
 
 
 def stage_pools(points: Points, orders: tuple[tuple[int, ...], ...]) -> tuple[IntArray, IntArray]:
@@ -94,10 +97,10 @@ def stage_pools(points: Points, orders: tuple[tuple[int, ...], ...]) -> tuple[In
     return pool_GJ, np.arange(pp)[None, :] - begin_GJ
 
 
-def sends_of(points: Points, pool_GJ: IntArray, place_GJ: IntArray, sends: Sends, options: Options) -> FloatArray:
+def sends_of(points: Points, pool_GJ: IntArray, place_GJ: IntArray, sends: Sends) -> FloatArray:
     """[G, J] seconds from every stage to the next; the last entry wraps to the first stage."""
     k = points.option_G[:, None]
-    size = options.devices_K[k]
+    size = sends.size_PK[pool_GJ, k]
     following_pool, following_place = np.roll(pool_GJ, -1, axis=1), np.roll(place_GJ, -1, axis=1)
     first = np.minimum(place_GJ, following_place) * size
     last = (np.maximum(place_GJ, following_place) + 1) * size - 1

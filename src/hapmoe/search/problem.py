@@ -8,7 +8,7 @@ import numpy as np
 
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
-from hapmoe.options import FloatArray, IntArray, StageTable
+from hapmoe.options import FloatArray, IntArray, Options, StageTable
 from hapmoe.plan import Plan, Recompute, Stage
 from hapmoe.pricing import price
 from hapmoe.resolve import chunk_layers
@@ -35,6 +35,12 @@ class Problem:
     allowed: tuple[bool, ...]
     """Menu entries that may be chosen."""
     pins: Pins
+    own_P: tuple[Options, ...] = ()
+    """How the stages of each pool run, where that differs between pools; empty: as the space's options say."""
+
+    def options_of(self, pool: int) -> Options:
+        """How the stages of one pool run, option by option."""
+        return self.own_P[pool] if self.own_P else self.space.options
 
     @property
     def microbatches_K(self) -> IntArray:
@@ -49,6 +55,7 @@ class Problem:
             space=self.space.take(which),
             tables=tuple(table.take(which) for table in self.tables),
             sends=self.sends.take(which),
+            own_P=tuple(own.take(which) for own in self.own_P),
         )
 
 
@@ -99,7 +106,7 @@ def settings_of(problem: Problem, points: Points) -> list[Setting]:
         of = np.flatnonzero(pp_G == pp)
         mine = points.take(of)
         pool_GJ, place_GJ = stage_pools(mine, problem.space.orders)
-        send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends, problem.space.options)
+        send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends)
         microbatches = problem.microbatches_K[mine.option_G].tolist()
         for row, g in enumerate(of.tolist()):
             settings[g] = Setting(
@@ -125,14 +132,14 @@ def make_plan(
     backend: str,
 ) -> Plan:
     """The plan of a solved grid point; ``choices`` are (menu entry, block count) per stage."""
-    job, cluster, options = problem.job, problem.cluster, problem.space.options
+    job, cluster = problem.job, problem.cluster
     menu, k = problem.tables[0].menu, setting.option
-    size = int(options.devices_K[k])
     chunks = chunk_layers(layers, setting.vpp)
     stages: list[Stage] = []
     used = dict.fromkeys(setting.pool_J, 0)
     for index, pool_index in enumerate(setting.pool_J):
-        pool = cluster.pools[pool_index]
+        pool, options = cluster.pools[pool_index], problem.options_of(pool_index)
+        size = int(options.devices_K[k])
         begin = used[pool_index]
         used[pool_index] += size
         entry, block = choices[index]
@@ -142,7 +149,7 @@ def make_plan(
                 pool=pool.name,
                 device=pool.device.name,
                 nodes=tuple(range(begin // pool.devices_per_node, -(-(begin + size) // pool.devices_per_node))),
-                first_rank=index * size,
+                first_rank=sum(used.values()) - size,
                 num_devices=size,
                 micro_batch_size=int(options.mbs_K[k]),
                 first_layer=chunks[index][0][0],
@@ -160,7 +167,7 @@ def make_plan(
     return Plan(
         planner=planner,
         backend=backend,
-        micro_batch_size=int(options.mbs_K[k]),
+        micro_batch_size=stages[0].micro_batch_size,
         num_microbatches=setting.microbatches,
         global_batch_size=job.training.global_batch_size,
         vpp=setting.vpp,

@@ -159,14 +159,14 @@ class _Places:
 
 def _places(problem: Problem, points: Points) -> _Places:
     """The parts of every point, found for all points of one number of stages at once."""
-    options, pp_G = problem.space.options, points.pp_G
+    pp_G = points.pp_G
     least_near = np.minimum(problem.sends.near_PK, problem.sends.far_PK)
     found: list[tuple[IntArray, list[NDArray[Any]]]] = []
     for pp in sorted(set(pp_G.tolist())):
         of = np.flatnonzero(pp_G == pp)
         mine = points.take(of)
         pool_GJ, place_GJ = stage_pools(mine, problem.space.orders)
-        send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends, options)
+        send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends)
         begin, number = _cut(pool_GJ)
         at = np.minimum(begin, pp - 1)
         pool_GS = np.take_along_axis(pool_GJ, at, axis=1)

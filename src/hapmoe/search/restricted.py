@@ -1,8 +1,8 @@
 """The exact search with something taken away: what non-uniform plans are worth (the paper's Table 3).
 
 ``uniform_layers``: every stage holds the same number of layers. ``one_recompute``: every stage
-recomputes the same. ``uniform_degrees``: every stage has the same degrees, which is all that the space
-holds today. All are restrictions of the same space, scored by the same oracle.
+recomputes the same. ``uniform_degrees``: every stage has the same degrees, also where the back end takes
+others per pool; the other two imply it. All are restrictions of the same space, scored by the same oracle.
 """
 
 from __future__ import annotations

@@ -17,9 +17,6 @@ from hapmoe.search.state import State, keep, pause
 
 __all__ = ["solve_group", "solve_points"]
 
-BATCH = 192
-"""Grid points whose stages are priced together."""
-
 
 def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
     """Bound and, where that leaves them open, solve grid points; the best goes into ``state``."""
@@ -37,13 +34,17 @@ def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatA
     first = 0
     while first < len(order):
         # Without a good incumbent everything looks open: start with a few points, then take many at once.
-        size = 4 if not np.isfinite(state.best) and not state.uniform else BATCH
+        size = 4 if not np.isfinite(state.best) and not state.uniform else state.batch
         batch = order[first : first + size]
         first += size
         batch = batch[bound[batch] < state.best]
         for vpp in sorted(set(points.vpp_G[batch].tolist())):
             group = batch[points.vpp_G[batch] == vpp]
             settings = settings_of(problem, points.take(group))
+            mine = state.may(problem, settings)
+            if not mine:
+                continue
+            group, settings = group[mine], [settings[number] for number in mine]
             if state.uniform:
                 if found := best_equal(problem, settings, state.best):
                     keep(state, *found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hapmoe.search.problem import Setting
+from hapmoe.search.problem import Problem, Setting
 from hapmoe.search.split import Solution
 
 __all__ = ["OutOfTimeError", "Progress", "State", "keep", "pause"]
@@ -24,6 +24,10 @@ class State:
     """What the search knows so far."""
 
     uniform: bool = False
+    legal: Callable[[Problem, Setting], bool] | None = None
+    """What a back end asks beyond the rules of the space; None: nothing."""
+    batch: int = 192
+    """Grid points whose stages are priced together."""
     deadline: float = np.inf
     found: list[tuple[float, Setting, Solution]] = field(default_factory=list)
     best: float = np.inf
@@ -36,6 +40,11 @@ class State:
     """Options settled so far, and all of them."""
     bound: float = 0.0
     """Nothing that is still to be looked at is faster."""
+
+    def may(self, problem: Problem, settings: list[Setting]) -> list[int]:
+        """Numbers of the grid points that the back end's own rules let through."""
+        legal = self.legal
+        return [g for g, setting in enumerate(settings) if legal is None or legal(problem, setting)]
 
     def lower_bound(self) -> float:
         """What the step of the best plan of the space cannot be below."""
