@@ -22,6 +22,7 @@ import numpy as np
 
 from bench.baseline import baseline
 from bench.fit_calibration import derivatives, left_out, log_ratios, parameters, rows_of
+from bench.habits import modern
 from bench.rows import Skip, case_of, load, stated_step_s
 from hapmoe.cost import evaluate
 from hapmoe.efficiency import load_yaml
@@ -54,9 +55,11 @@ def predict(row: dict[str, Any]) -> tuple[float, float]:
             raise Skip("no step time, tokens/s or TFLOP/s stated")
         return evaluate(case.job, case.cluster, case.plan).step_s, seconds
     value, whole, stage = stated
-    if str(row.get("which")).startswith("after the first iteration") and case.job.training.precision == "fp16":
-        # the loss scale overflows in the first step, which makes no moments yet
-        training = msgspec.structs.replace(case.job.training, exp_avg_bytes=0, exp_avg_sq_bytes=0)
+    if str(row.get("which")).startswith("after the first iteration"):
+        # the router is still random: no skew yet
+        training = msgspec.structs.replace(case.job.training, imbalance=None)
+        if training.precision == "fp16":  # the loss scale overflows in the first step, which makes no moments yet
+            training = msgspec.structs.replace(training, exp_avg_bytes=0, exp_avg_sq_bytes=0)
         case = replace(case, job=msgspec.structs.replace(case.job, training=training))
     return memory_of(evaluate(case.job, case.cluster, case.plan), whole, stage), value
 
@@ -86,6 +89,34 @@ def memory_of(estimate: Estimate, whole: bool, stage: str) -> float:
     if stage in ("first", "last"):
         return held(estimate.stages[0 if stage == "first" else -1])
     return max(held(entry) for entry in estimate.stages)
+
+
+def called_out_of_memory(row: dict[str, Any]) -> bool:
+    """Does the model say that the row runs out of memory?
+
+    Software before 2023 cannot give cached blocks back: there the driver's reading counts.
+    """
+    case = case_of(row)
+    estimate = evaluate(case.job, case.cluster, case.plan)
+    if modern(row):
+        return not estimate.fits
+    return memory_of(estimate, True, "max") > case.cluster.pools[0].device.memory_bytes
+
+
+def outcomes(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Of memory rows: how many ran out of memory and were called so, how many ran and were not."""
+    counts = {"oom": 0, "oom_called": 0, "ran": 0, "ran_called_oom": 0}
+    for row in rows:
+        if "which" not in row and not row["id"].count("mem"):
+            continue
+        try:
+            called = called_out_of_memory(row)
+        except (Skip, HapmoeError):
+            continue
+        kind = "oom" if row["result"].get("oom") else "ran"
+        counts[kind] += 1
+        counts["oom_called" if kind == "oom" else "ran_called_oom"] += called
+    return counts
 
 
 def kendall_tau(groups: dict[str, list[tuple[float, float]]]) -> float | None:
@@ -137,6 +168,7 @@ def measure(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[tuple[dict
         "moe": summary([entry for entry in megatron if entry[0]["arch"].get("experts")]),
         "families": {name: summary(part) for name, part in sorted(families.items())},
         "skipped": skipped,
+        "outcomes": outcomes(rows),
     }
     return report, entries
 
@@ -166,6 +198,12 @@ def main() -> None:
             errors = f"{part['median_ape']:7.1%} {part['p90_ape']:7.1%} {part['bias']:+7.1%}"
             print(f"{name:46}{part['rows']:5} {errors} {tau:>6}")
     print(f"{len(report['skipped'])} rows skipped")
+    if (found := report["outcomes"])["oom"]:
+        print(
+            "ran out of memory: {oom_called} of {oom} called so; called so of {ran} that ran: {ran_called_oom}".format(
+                **found
+            )
+        )
     if arguments.left_out:
         show_left_out(arguments.rows)
 

@@ -14,7 +14,7 @@ from hapmoe.job import Training
 from hapmoe.model import ModelSpec
 from hapmoe.plan import Recompute
 
-__all__ = ["imbalance_of", "modern", "recompute_of", "release_of", "training_of"]
+__all__ = ["imbalance_of", "modern", "recompute_of", "release_of", "sequence_parallel", "training_of"]
 
 RELEASES = (
     # framework -> date as a fraction of a year; NeMo and Megatron-Bridge containers carry it in their name
@@ -47,6 +47,11 @@ def modern(row: dict[str, Any]) -> bool:
     return not re.search(r"20(21|22)|v2\.2|v1\.1\.5|sailor|bigscience|SmartMoE|calculon", text, re.I)
 
 
+def sequence_parallel(row: dict[str, Any]) -> bool:
+    """Recipes since 2023 turn it on with tp; Megatron-LM's functional tests state every flag that they use."""
+    return modern(row) and "NVIDIA/Megatron-LM@" not in row["source"]
+
+
 TRACE = {1: 1.0, 2: 1.4, 4: 2.06, 8: 3.42, 16: 6.15, 32: 11.6}
 """Fullest over mean rank by EP degree of a router trained without effective balancing, 32 experts top 2
 (SmartMoE-AE moe_trace, mean over layers and 5,000 iterations; EP 2 extended from 4)."""
@@ -74,7 +79,7 @@ def graphs_of(row: dict[str, Any]) -> str:
     extra, framework = row.get("extra") or {}, row.get("framework", "")
     grace = str(row["hw"].get("gpu")).startswith(("GB200", "GB300"))
     habit = "none"
-    if grace and "Bridge" in framework:
+    if grace and re.search("Bridge|ModelZoo", framework):
         habit = "full" if _whole_graphs(row) else "layers"
     impl, scope = extra.get("cuda_graph_impl"), str(extra.get("cuda_graph_scope"))
     if impl is None:
@@ -122,6 +127,8 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
     # NeMo's performance recipes reduce gradients in bf16 (grad_reduce_in_fp32=False)
     unfused = extra.get("attention_backend") == "unfused" or extra.get("transformer_impl") == "local"
     half = "16-bit gradient" in text or (nemo and not text.startswith("fp32"))
+    # DeepSpeed's BF16 optimizer accumulates in fp32 beside the bf16 gradients (runtime/bf16_optimizer.py)
+    deepspeed = bool(re.search("DeepSpeed|bigscience", f"{framework} {row['source']}")) and text.startswith("bf16")
     distributed = extra.get("dist_optimizer", bool(par.get("zero", recent)))
     distributed = distributed or par.get("optimizer") == "dist-optimizer"
     if par.get("optimizer") == "replicated":
@@ -135,12 +142,15 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
         fp4="nvfp4" in text,
         fp8_param_gather=nemo and recipe == "mxfp8",
         distributed_optimizer=bool(distributed),
-        grad_bytes=2 if half else 4,
+        grad_bytes=2 if half else 6 if deepspeed else 4,
         grad_reduce_bytes=2 if half else 4,
         overlap_grad_reduce=overlap,
         overlap_param_gather=overlap and bool(distributed),
         tp_comm_overlap=nemo and tp > 1 and model.moe is None,
+        # scatter-gather of what pipelines send: arXiv:2104.04473, section 4.1
+        scatter_gather=bool(re.search(r"^Megatron-LM( 20\d\d| v2|$)|Sailor", framework)),
         flash_attention=recent and not unfused,
+        softmax_fusion="sailor" not in row["source"],
         transformer_engine=recent and extra.get("transformer_impl") != "local",
         cp_comm_type=str(extra.get("cp_comm") or "p2p"),
         dispatcher=kind,

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import yaml
 
-from bench.habits import modern, recompute_of, training_of
+from bench.habits import recompute_of, sequence_parallel, training_of
 from hapmoe.catalog import find_device
 from hapmoe.cluster import Cluster, Network, Pool
 from hapmoe.errors import HapmoeError
 from hapmoe.job import JobSpec, Present
 from hapmoe.model import Mla, ModelSpec, Moe
+from hapmoe.options import Options
 from hapmoe.plan import Plan, Stage
+from hapmoe.pricing import price
 
 __all__ = ["Case", "Skip", "case_of", "group_of", "load", "stated_step_s"]
 
@@ -45,6 +48,7 @@ DEVICES = (
     (r"^mi300x", "mi300x-192g"),
     (r"^mi325x", "mi325x-256g"),
     (r"^mi355x", "mi355x-288g"),
+    (r"^intel max 1550", "max1550-tile-64g"),
     (r"^ascend 910b", "ascend-910b-376t"),
     (r"rtx[- ]?3090", "rtx3090-24g"),
     (r"titan", "titan-rtx-24g"),
@@ -61,6 +65,7 @@ NETWORKS = (
     (r"efa 16 per node", 16, 50e9),
     (r"^50 gb/s", 1, 6.25e9),
     (r"(\d+)x slingshot", 0, 25e9),
+    (r"^1 gb/s", 1, 0.125e9),
 )
 
 
@@ -99,8 +104,6 @@ def group_of(row: dict[str, Any]) -> tuple[str, str]:
 def case_of(row: dict[str, Any]) -> Case:
     """The row as job, cluster and plan; Skip with the reason where it cannot be."""
     hw, par, extra = row["hw"], row["par"], row.get("extra") or {}
-    if hw.get("hetero"):
-        raise Skip("mixed kinds: replicas of one stage differ")
     if par.get("fsdp") or par.get("zero") in (2, 3):
         raise Skip("sharded data parallelism (FSDP, ZeRO-2/3)")
     if "lora" in str(extra.get("task", "")) or row.get("family") == "lora":
@@ -108,10 +111,9 @@ def case_of(row: dict[str, Any]) -> Case:
     if not row.get("gbs"):
         raise Skip("no global batch size")
     model = model_of(row["arch"], row["model"])
-    pool = pool_of(row)
     tp, pp, cp = (int(par.get(key) or 1) for key in ("tp", "pp", "cp"))
     vpp, ep = int(par.get("vpp") or 1), int(par.get("ep") or 1)
-    dp = int(par.get("dp") or pool.num_devices // (tp * pp * cp))
+    dp = int(par.get("dp") or int(hw["count"]) // (tp * pp * cp))
     # the fold of expert tensor parallelism: recipes set 1; Megatron's own default is tp
     etp = int(par.get("etp") or 1) if model.moe else tp
     if tp * cp * dp % (etp * ep):
@@ -126,9 +128,12 @@ def case_of(row: dict[str, Any]) -> Case:
         name=row["id"],
         model=model,
         training=training_of(row, model, tp),
-        present=Present(tp=tp, sequence_parallel=bool(par.get("sp", modern(row))) and tp > 1),
+        present=Present(tp=tp, sequence_parallel=bool(par.get("sp", sequence_parallel(row))) and tp > 1),
         entry="pretrain_gpt.py",
     )
+    degrees = (np.asarray([value]) for value in (tp, cp, ep, etp, dp, micro))
+    pools = pools_of(row, job, Options(*degrees))
+    pool = pools[0]
     chunks = chunks_of(row, model, pp, vpp)
     size = tp * cp * dp
     stages = []
@@ -138,7 +143,7 @@ def case_of(row: dict[str, Any]) -> Case:
         nodes = tuple(range(first // pool.devices_per_node, -(-(first + size) // pool.devices_per_node)))
         stages.append(
             Stage(
-                pool=pool.name,
+                pool=pools[stage if len(pools) > 1 else 0].name,
                 num_layers=sum(count for _, count in mine),
                 nodes=nodes,
                 first_rank=first,
@@ -160,7 +165,32 @@ def case_of(row: dict[str, Any]) -> Case:
         global_batch_size=row["gbs"],
         vpp=vpp,
     )
-    return Case(job, Cluster(pools=(pool,)), plan)
+    return Case(job, Cluster(pools=tuple({pool.name: pool for pool in pools}.values())), plan)
+
+
+def pools_of(row: dict[str, Any], job: JobSpec, options: Options) -> list[Pool]:
+    """The pool of every stage where they differ, else one for all.
+
+    Where replicas of a stage are of several kinds, the slowest sets the pace of all of them; workstations
+    are joined by 1 Gb/s Ethernet (the gradient sums of all rows of that site run at 100 MB/s).
+    """
+    hetero = row["hw"].get("hetero")
+    if not hetero:
+        return [pool_of(row)]
+    if "stages" not in (row.get("extra") or {}):
+        raise Skip("mixed kinds, and not stated which stage has which")
+
+    def layer_s(pool: Pool) -> float:
+        table = price(job, pool, options)
+        return float(table.forward_CK.sum() + table.backward_CK.sum())
+
+    pools = []
+    for stage in row["extra"]["stages"]:
+        kinds = dict.fromkeys(replica.split(" ")[0] for replica in stage["replicas"])
+        hw = {"count": row["hw"]["count"], "per_node": min(8, row["hw"]["count"] // 2), "inter": "1 gb/s"}
+        slowest = max((pool_of(row | {"hw": hw | {"gpu": kind}}) for kind in kinds), key=layer_s)
+        pools.append(msgspec.structs.replace(slowest, name=slowest.device.name))
+    return pools
 
 
 def pool_of(row: dict[str, Any]) -> Pool:
@@ -235,7 +265,7 @@ def model_of(arch: dict[str, Any], name: str) -> ModelSpec:
         vocab_size=int(arch["vocab"]),
         tied_embeddings=bool(arch.get("tied_embeddings", old)),
         learned_positions=2048 if old else 0,
-        linear_bias=old,
+        linear_bias=old or re.match("gpt.?oss", name, re.I) is not None,
         layernorm_bias=old,
         qkv_bias=bool(arch.get("qkv_bias")),
         qk_layernorm=bool(arch.get("qk_norm")) or mla is not None,
@@ -269,7 +299,12 @@ def chunks_of(row: dict[str, Any], model: ModelSpec, pp: int, vpp: int) -> list[
     count, layers = pp * vpp, model.num_layers
     layout = par.get("layout") or extra.get("pp_layout")
     bounds = par.get("partition")
-    if layout:
+    if stages := extra.get("stages"):
+        # embedding and head are counted as a layer each, on the first and the last stage
+        counts = [int(stage["layers"]) for stage in stages]
+        counts[0] -= 1
+        counts[-1] -= 1
+    elif layout:
         stages = _unroll(str(layout)).split("|")
         counts = [stage.count("t") for stage in stages]
         if len(counts) != count or sum(counts) != layers:

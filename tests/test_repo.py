@@ -38,7 +38,6 @@ ORDER = [
         "calibration",
         "alone",
         "lab",
-        "demo",
     ),
     *(
         "cli_options",
@@ -49,7 +48,6 @@ ORDER = [
         "cli_alone",
         "cli_calibrate",
         "cli_profile",
-        "cli_demo",
         "cli",
         "__main__",
     ),

@@ -36,9 +36,10 @@ class Crossing:
 
 def boundary_bytes(job: JobSpec, options: Options) -> FloatArray:
     """Bytes that one rank sends to the next stage per microbatch: T*H, over tp with sequence
-    parallelism (Megatron schedules.py ``get_tensor_shapes``)."""
+    parallelism (Megatron schedules.py ``get_tensor_shapes``) or where each rank sends its part."""
     tokens_K = options.mbs_K * job.training.seq_len / options.cp_K
-    shared_K = options.tp_K if uses_sequence_parallel(job) else np.ones_like(options.tp_K)
+    shared = uses_sequence_parallel(job) or job.training.scatter_gather
+    shared_K = options.tp_K if shared else np.ones_like(options.tp_K)
     width = job.model.hidden * DTYPE_BYTES[job.training.precision]
     return np.asarray(tokens_K * width / shared_K)
 

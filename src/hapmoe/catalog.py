@@ -49,9 +49,9 @@ __all__ = [
     "reported_as",
 ]
 
-CCLS: Final = ("nccl", "rccl", "hccl", "flagcx", "gloo")
-_CCL_OF: Final = {"nvidia": "nccl", "amd": "rccl", "huawei": "hccl", "cpu": "gloo"}
-_ROW_OF: Final = {"nvidia": "h100", "amd": "mi300x", "huawei": "ascend910b", "cpu": "cpu"}
+CCLS: Final = ("nccl", "rccl", "hccl", "oneccl", "flagcx", "gloo")
+_CCL_OF: Final = {"nvidia": "nccl", "amd": "rccl", "huawei": "hccl", "intel": "oneccl", "cpu": "gloo"}
+_ROW_OF: Final = {"nvidia": "h100", "amd": "mi300x", "huawei": "ascend910b", "intel": "max1550", "cpu": "cpu"}
 """Curves that a device defined in a cluster file borrows when it names none."""
 _FIELDS: Final = (
     "vendor", "ccl", "runtime_names", "efficiency", "efficiency_note", "memory", "memory_bandwidth", "peak",

@@ -41,8 +41,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tp_comm_overlap: bool = False
     overlap_p2p: bool = True
     """p2p overlap when interleaving (Megatron drops it without vpp)."""
+    scatter_gather: bool = False
+    """Without sequence parallelism: tp ranks send a part each and gather it (Megatron before its core)."""
     flash_attention: bool = True
     """A fused attention kernel that keeps no S x S matrix."""
+    softmax_fusion: bool = True
+    """Without a flash kernel: mask, scale and softmax in one kernel (``--no-masked-softmax-fusion`` is False)."""
     transformer_engine: bool = True
     cp_comm_type: str = "p2p"
     dispatcher: str = "allgather"

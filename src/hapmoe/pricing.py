@@ -225,11 +225,11 @@ def _layer(pool: Pool, shapes: Shapes, layer_class: LayerClass, known: Messages)
     efficiency = efficiency_of(pool.device)
     timed = time_ops(pool, shapes, layer_ops(shapes, layer_class), known)
     total = _sum(timed, len(shapes.options))
-    issue_s, waits = host_s(shapes.job, efficiency, layer_class)
+    issue_K, waits = host_s(shapes, efficiency, layer_class)
     back = efficiency.calibration["host_backward_calibration"]
     return timed, Sums(
-        with_host(total.forward_K, (issue_s, waits)),
-        with_host(total.backward_K, (back * issue_s, waits)),
+        with_host(total.forward_K, issue_K, waits),
+        with_host(total.backward_K, back * issue_K, waits),
         total.exposed_K,
         total.exposed_forward_K,
     )
@@ -384,12 +384,12 @@ def explain(job: JobSpec, pool: Pool, options: Options) -> tuple[Line, ...]:
         own = [_line(block, timed, untold(pool), ratio) for timed in time_ops(pool, shapes, ops)]
         lines += [line for line in own if line.forward_s or line.backward_s or line.hidden_s]
         if layer_class is not None:
-            issue_s, waits = host_s(job, efficiency, layer_class)
+            issue_K, waits = host_s(shapes, efficiency, layer_class)
             back = efficiency.calibration["host_backward_calibration"]
             scale = (1.0, 1.0) if ratio is None else (float(ratio.forward_K[0]), float(ratio.backward_K[0]))
-            alone = np.asarray([[line.alone_s[way] for line in own] for way in (0, 1)]).sum(axis=1)
-            forward_s = scale[0] * float(with_host(alone[0], (issue_s, waits)) - alone[0])
-            backward_s = scale[1] * float(with_host(alone[1], (back * issue_s, waits)) - alone[1])
+            alone = [np.asarray([sum(line.alone_s[way] for line in own)]) for way in (0, 1)]
+            forward_s = scale[0] * float((with_host(alone[0], issue_K[:1], waits) - alone[0])[0])
+            backward_s = scale[1] * float((with_host(alone[1], back * issue_K[:1], waits) - alone[1])[0])
             if forward_s or backward_s:
                 source = untold(pool) if ratio is None else SOURCES[int(ratio.source_K[0])]
                 lines.append(Line(block, "host", forward_s, backward_s, "host", {source: forward_s + backward_s}))

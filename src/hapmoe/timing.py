@@ -60,7 +60,7 @@ def _sustained(job: JobSpec, efficiency: Efficiency) -> float:
 def _aged(job: JobSpec, efficiency: Efficiency) -> float:
     """Rate of older software against today's: kernels got faster from one release to the next."""
     date = job.training.software_date
-    years = min(max(NEWEST - date, 0.0), 2.0) if date else 0.0
+    years = min(max(NEWEST - date, 0.0), 3.0) if date else 0.0
     return float(efficiency.calibration["age_per_year_calibration"] ** -years)
 
 
@@ -114,6 +114,7 @@ def _time_gemms(
         if low:
             # quantize the input (forward) and the output gradient (backward): read 2 bytes, write 2 x 1
             each = 4.0 / (efficiency.memory_bytes_per_s * efficiency.e_elementwise)
+            each *= efficiency.calibration["fp8_quantize_calibration"]
             forward_OK = forward_OK + groups_OK * m_OK * k_OK * each
             dgrad_OK = dgrad_OK + groups_OK * m_OK * n_OK * each
         for row, index in enumerate(indices):
@@ -251,29 +252,30 @@ def _time_messages(
         done[index] = Timed(op, exposed_K, zero_K, zero_K, seconds_K, zero_K, (from_table, None, None))
 
 
-def with_host(seconds_K: FloatArray, host: tuple[float, float]) -> FloatArray:
-    """Seconds of a layer's pass whose kernels the host takes ``host[0]`` seconds to issue.
+def with_host(seconds_K: FloatArray, issue_K: FloatArray, waits: float) -> FloatArray:
+    """Seconds of a layer's pass whose kernels the host takes ``issue_K`` seconds to issue.
 
-    The longer of the two, and ``host[1]`` of the shorter: what one of them waits for the other.
+    The longer of the two, and the share ``waits`` of the shorter: what one of them waits for the other.
     """
-    issue_s, waits = host
-    return np.asarray(np.maximum(seconds_K, issue_s) + waits * np.minimum(seconds_K, issue_s))
+    return np.asarray(np.maximum(seconds_K, issue_K) + waits * np.minimum(seconds_K, issue_K))
 
 
-def host_s(job: JobSpec, efficiency: Efficiency, layer_class: LayerClass) -> tuple[float, float]:
+def host_s(shapes: Shapes, efficiency: Efficiency, layer_class: LayerClass) -> tuple[FloatArray, float]:
     """What the host costs a layer's forward pass: (seconds to issue its kernels, share of them that is exposed).
 
-    A dense layer's kernels are issued while earlier ones run. In an MoE layer the host waits for token
-    counts before it can issue the experts, and the device runs dry meanwhile (moe/token_dispatcher.py:
-    the device-to-host synchronisation points); HybridEP keeps the counts on the device. Backward takes
-    host_backward_calibration times as long to issue. CUDA graphs take the captured part away.
+    A dense layer's kernels are issued while earlier ones run. An MoE layer has more of them, and some for
+    each expert of the rank. There the host waits for token counts before it can issue the experts, and the
+    device runs dry meanwhile (moe/token_dispatcher.py: the device-to-host synchronisation points); HybridEP
+    keeps the counts on the device. Backward takes host_backward_calibration times as long to issue. CUDA
+    graphs take the captured part away.
     """
-    calibration, training = efficiency.calibration, job.training
+    calibration, training, moe = efficiency.calibration, shapes.job.training, shapes.job.model.moe
     left = {"none": 1.0, "layers": calibration["host_graph_share_calibration"], "full": 0.0}[training.cuda_graphs]
-    issue_s = calibration["host_dense_s_calibration"]
-    if not layer_class.moe:
-        return left * issue_s, 0.0
+    dense_K = np.full(len(shapes.options), calibration["host_dense_s_calibration"])
+    if not layer_class.moe or moe is None:
+        return left * dense_K, 0.0
     hybrid = training.dispatcher == "flex" and training.flex_backend == "hybridep"
     share = calibration["host_hybridep_calibration"] if hybrid else 1.0
-    issue_s += share * calibration["host_moe_s_calibration"]
-    return left * issue_s, calibration["host_exposed_calibration"]
+    experts_K = calibration["host_expert_s_calibration"] * moe.num_experts / shapes.ep_K
+    issue_K = dense_K + share * (calibration["host_moe_s_calibration"] + experts_K)
+    return left * issue_K, calibration["host_exposed_calibration"]

@@ -174,8 +174,11 @@ def _core_attention(shapes: Shapes, layer_class: LayerClass, qk: float, v: float
     flops_K = 2.0 * (qk + v) * pairs * heads_K * sequences_K / shapes.cp_K
     bytes_K = size * shapes.tokens_K * (heads_K * (qk + v) + kv_heads_K * (qk + v))
     if not training.flash_attention:
-        # scores written, softmax reads and writes, the product reads: 4 passes over S x S
-        bytes_K = bytes_K + 4 * size * seq * seq * heads_K * sequences_K / shapes.cp_K
+        # scores written, softmax reads and writes, the product reads: 4 passes over S x S. Without the fused
+        # kernel scale, mask, fp32 softmax, cast and dropout each read and write them: about 30 (layers profiled
+        # on A100-40G, GH200, V100 take 90 over both passes: eth-easl/sailor profiles, OPT-350M, tp 1)
+        passes = 4 if training.softmax_fusion else 30
+        bytes_K = bytes_K + passes * size * seq * seq * heads_K * sequences_K / shapes.cp_K
     core = Op(
         "core_attention",
         "attention",
@@ -302,6 +305,11 @@ def _moe_ops(shapes: Shapes) -> tuple[Op, ...]:
                     launches_K=1.0 if grouped else local_K,
                 )
             )
+    if model.linear_bias:
+        # each expert's bias is added to its rows one expert at a time and the rows joined again: read and write
+        # twice for either projection (experts.py: TEGroupedMLP._apply_bias); backward sums its gradient
+        bias_K = 4 * size * rows_K * (gates * width_K + hidden)
+        ops.append(Op("expert_bias", "elementwise", "experts", again, bytes_K=bias_K, backward=1.5, launches_K=local_K))
     if moe.latent_hidden:
         ops.append(gemm("latent_out", "experts", shard_K, model.hidden, hidden, size, modules=again))
     if moe.shared_ffn_hidden:

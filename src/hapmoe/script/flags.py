@@ -132,6 +132,7 @@ FLAGS: tuple[Flag, ...] = (
     _set("moe-shared-expert-overlap"),
     _set("overlap-moe-expert-parallel-comm"),
     _set("delay-wgrad-compute"),
+    _unset("no-masked-softmax-fusion", "masked_softmax_fusion"),
     _set("enable-cuda-graph"),
     _set("external-cuda-graph"),
     _str("cuda-graph-impl"),

@@ -282,6 +282,7 @@ def _training(reading: Reading, batch: int, imbalance: float | None) -> Training
         tp_comm_overlap=reading.switch("tp_comm_overlap", "training.tp_comm_overlap"),
         overlap_p2p=reading.switch("overlap_p2p_comm", "training.overlap_p2p", default=True),
         flash_attention=_flash(reading, transformer_engine),
+        softmax_fusion=reading.switch("masked_softmax_fusion", "training.softmax_fusion", default=True),
         transformer_engine=transformer_engine,
         cp_comm_type=_cp_comm(reading),
         # alltoall_seq was alltoall with another order of the sequence split, until 0.16.
@@ -345,12 +346,11 @@ def _flash(reading: Reading, transformer_engine: bool) -> bool:
 def _cuda_graphs(reading: Reading) -> str:
     """Nothing, the static part of layers, or a whole iteration (arguments.py:--cuda-graph-impl, --cuda-graph-scope)."""
     into = "training.cuda_graphs"
-    impl = reading.word("cuda_graph_impl", into) or "none"
-    used = impl != "none"
+    used = (reading.word("cuda_graph_impl", into) or "none") != "none"
     used = reading.switch("enable_cuda_graph", into) or reading.switch("external_cuda_graph", into) or used
     if not used:
         return "none"
-    return "full" if impl == "full_iteration" or "full_iteration" in reading.words("cuda_graph_scope") else "layers"
+    return "full" if "full_iteration" in reading.words("cuda_graph_scope") else "layers"
 
 
 def _cp_comm(reading: Reading) -> str:
