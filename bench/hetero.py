@@ -184,6 +184,15 @@ and EP > 1 do not load each other's optimizer state (Megatron's KeyError 'optimi
 FIRST = Case("uniform dp2 ep2", (4,), dp=2, ep=2, mbs=2, flags={**_BASE, **_RESUMABLE})
 """An upstream run that an unequal plan goes on from."""
 
+HALF: Flags = {**_BASE, **DISTRIBUTED, "--bf16": None}
+LOW_PRECISION: tuple[Case, Case, Case] = (
+    unequal("dp2 ep2 / dp1", (2, 2), HALF).case,
+    Case("uniform dp2, bf16", (4,), dp=2, mbs=2, flags=HALF),
+    Case("one rank, bf16", (4,), mbs=4, flags=HALF),
+)
+"""In bf16 sums in another order differ visibly: unequal stages may differ from one rank by as much as twice
+what upstream's own dp 2 does."""
+
 CONTROL = unequal("tp2 / dp2 / dp1", (1, 2, 1), variables={"HAPMOE_HETERO_TRIAL": "off", "HAPMOE_LAB_UNSCALED": "1"})
 """Must fail the comparison: gradients cross boundaries unscaled, and the trial that would refuse it is off."""
 
@@ -211,7 +220,7 @@ class Outcome:
 
 def train(case: Case, **variables: str) -> Run:
     """One run, with its parameters."""
-    return run(case, by_rank=True, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
+    return run(case, by_rank=True, timeout_s=900, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
 
 
 @cache
@@ -346,6 +355,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resumed = [*resume(SAVED.case, RESUMED), *resume(FIRST, RESUMED[1:2])]
         outcomes += [_show(one, number) for number, one in enumerate(resumed, len(outcomes) + 1)]
     good = all(one.good for one in outcomes)
+    if not options.fuzz and options.only in "bf16":
+        found, upstream, single = map(train, LOW_PRECISION)
+        allowed, half = compare(upstream, single), _show(compare(found, single), 0)
+        near = half.loss_error <= 2 * allowed.loss_error and half.norm_error <= 2 * allowed.norm_error
+        good = good and near and half.complete
+        said = f"upstream's own dp 2: loss {allowed.loss_error:.1e}, norm {allowed.norm_error:.1e}"
+        print(f"bf16: {'as near to one rank as' if near else 'FARTHER from one rank than'} {said}", file=sys.stderr)
     if not options.fuzz and not options.only:
         control = _show(compare(train(CONTROL.case, **CONTROL.variables), reference(CONTROL)), 0)
         good = good and not control.good

@@ -26,8 +26,10 @@ from hapmoe.rules import check
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 OPTIONS = GOLDEN / "options.yaml"
-VERBATIM = {"entry.py", "check_hosts.py", "check_ranks.py", "launch_nemo.py", "flagscale/hapmoe-hetero.patch"}
-"""Files that are the same in every launch: templates as they are."""
+VERBATIM = {"entry.py", "check_hosts.py", "check_ranks.py", "launch_nemo.py", "flagscale/hapmoe-hetero.patch"} | {
+    f"hapmoe_runtime/{path.name}" for path in (ROOT / "src" / "hapmoe" / "runtime").glob("*.py")
+}
+"""Files that are the same in every launch: templates, and the runtime, as they are."""
 
 FULL = Recompute(granularity="full", method="block", num_layers=2)
 SELECTIVE = Recompute(granularity="selective", modules=("core_attn", "moe_act"))
@@ -51,8 +53,19 @@ LAYERS = b.plan(
     recompute=(FULL, FULL, Recompute(), Recompute()),
     stages=({"tp": 2, "dp": 4, "ep": 8},) * 2 + ({"tp": 2, "dp": 4, "ep": 4},) * 2,
 )
+UNEQUAL = b.plan(
+    (4, 28),
+    pools=("a100", "h100"),
+    micro_batch_size=2,
+    recompute=(FULL, Recompute()),
+    stages=(
+        {"tp": 4, "dp": 4, "ep": 8, "micro_batch_size": 2},
+        {"tp": 2, "dp": 8, "ep": 8, "micro_batch_size": 1},
+    ),
+)
 PLANS = {
     "megatron": UPSTREAM,
+    "megatron-hetero": msgspec.structs.replace(UNEQUAL, backend="megatron-hetero"),
     "flagscale": msgspec.structs.replace(MESHES, backend="flagscale"),
     "flagscale-patched": msgspec.structs.replace(UPSTREAM, backend="flagscale-patched"),
     "galvatron": msgspec.structs.replace(LAYERS, backend="galvatron"),
@@ -62,6 +75,7 @@ CASES = [
     ("megatron", "slurm"),
     ("megatron", "kubernetes"),
     ("megatron", "nemorun"),
+    ("megatron-hetero", "torchrun"),
     ("flagscale", "flagscale"),
     ("flagscale-patched", "torchrun"),
     ("galvatron", "galvatron"),

@@ -38,6 +38,7 @@ ORDER = [
         "calibration",
         "alone",
         "lab",
+        "demo",
     ),
     *(
         "cli_options",
@@ -48,6 +49,7 @@ ORDER = [
         "cli_alone",
         "cli_calibrate",
         "cli_profile",
+        "cli_demo",
         "cli",
         "__main__",
     ),

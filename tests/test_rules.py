@@ -51,6 +51,12 @@ ONE_CONNECTION = {"CUDA_DEVICE_MAX_CONNECTIONS": Argument(text="1")}
 MANY_CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": Argument(text="32")}
 
 TWO = b.cluster(b.pool("a100"), b.pool("h800"))
+H800 = b.cluster(b.pool("h800", nodes=4))
+MLA_68 = b.msgspec.structs.replace(b.mla(), kv_lora=52)  # 52 + 16 rotary = 68
+FP8_ENDS = b.with_training(
+    b.job(argv="--first-last-layers-bf16 --num-layers-at-start-in-bf16 3 --num-layers-at-end-in-bf16 1"),
+    fp8_recipe="tensorwise",
+)
 SOME_DENSE = b.with_model(
     JOB,
     moe=msgspec.structs.replace(JOB.model.moe, pattern=(False,) * 2 + (True,) * 6),  # type: ignore[type-var]
@@ -190,6 +196,10 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
         (overlapped(), NODES, b.plan((4, 4), dp=8, ep=4, vpp=2, recompute=modules("moe") * 2)),
         (overlapped(), NODES, b.plan((4, 4), dp=8, ep=4, vpp=2, recompute=modules("layernorm") * 2)),
     ),
+    "recompute-arguments": (
+        (b.job(argv="--cpu-offloading-num-layers 2"), NODES, b.plan(dp=8, recompute=modules("layernorm"))),
+        (b.job(argv="--cpu-offloading-num-layers 2"), NODES, b.plan(dp=8)),
+    ),
     "recompute-mtp": (
         (b.with_model(JOB, mtp_layers=1), NODES, b.plan(dp=8, recompute=(replaced(FULL, num_layers=2),))),
         (b.with_model(JOB, mtp_layers=1), NODES, b.plan(dp=8, recompute=(FULL,))),
@@ -240,6 +250,38 @@ CASES: dict[str, tuple[tuple[JobSpec, Cluster, Plan], tuple[JobSpec, Cluster, Pl
     "hybrid": (
         (b.job(argv="--hybrid-layer-pattern M*ME"), NODES, b.plan((4, 4), dp=8)),
         (b.job(argv="--hybrid-layer-pattern *E*E*E*E*E*E*E*E"), NODES, b.plan((5, 3), dp=8)),
+    ),
+    "hybrid-context-parallel": (
+        (b.job(argv="--hybrid-context-parallel"), NODES, b.plan(dp=1, tp=8, etp=8)),
+        (b.job(argv="--hybrid-context-parallel"), NODES, LEGAL),
+    ),
+    "batch-invariant-mode": (
+        (b.job(argv="--batch-invariant-mode"), NODES, b.plan(cp=2, dp=4)),
+        (b.job(argv="--batch-invariant-mode"), NODES, LEGAL),
+    ),
+    "enable-mhc-connections": (
+        (b.job(argv="--enable-mhc-connections"), NODES, b.plan((4, 4), dp=8)),
+        (b.job(argv="--enable-mhc-connections"), NODES, LEGAL),
+    ),
+    "mla-down-proj-fusion": (
+        (b.with_model(b.job(argv="--mla-down-proj-fusion"), mla=MLA_68), NODES, b.plan(tp=8, ep=8)),
+        (b.with_model(b.job(argv="--mla-down-proj-fusion"), mla=MLA_68), NODES, b.plan(tp=4, dp=2, ep=8)),
+    ),
+    "bf16-ends": (
+        (FP8_ENDS, H800, b.plan((2, 2, 2, 2), pools=("h800",) * 4, dp=8)),
+        (FP8_ENDS, H800, b.plan((4, 4), pools=("h800",) * 2, dp=8)),
+    ),
+    "torch-dcp": (
+        (b.job(argv="--ckpt-format torch_dcp"), NODES, b.plan((4, 4), dp=8)),
+        (b.job(argv="--ckpt-format torch_dcp"), NODES, LEGAL),
+    ),
+    "batch-ramp": (
+        (b.job(argv="--rampup-batch-size 12 8 1000"), NODES, LEGAL),
+        (b.job(argv="--rampup-batch-size 16 8 1000"), NODES, LEGAL),
+    ),
+    "evaluation-batch": (
+        (b.job(argv="--eval-global-batch-size 20"), NODES, LEGAL),
+        (b.job(argv="--eval-global-batch-size 24"), NODES, LEGAL),
     ),
     "overlap-param-gather-with-optimizer-step": (
         (b.job(argv="--overlap-param-gather-with-optimizer-step"), NODES, LEGAL),
@@ -382,7 +424,7 @@ def test_rule_is_broken_and_kept(name: str) -> None:
 
 def test_every_rule_has_a_case() -> None:
     names = [rule.name for rule in (*FORM, *RULES)]
-    # "cpu-offloading-num-layers" is two rows; no back end of this version takes one recomputation for all.
+    # No back end of this version takes one recomputation for all.
     assert set(names) - set(CASES) == {"recompute-stages"}
     assert all(rule.why and rule.source for rule in (*FORM, *RULES))
 
@@ -561,7 +603,7 @@ def test_configuration_as_megatron_judges_it(
     job = b.with_model(job, num_heads=heads, num_kv_heads=kv, linear_bias=bias)
     plan = b.plan((4, 4), tp=tp, dp=8, ep=ep, etp=tp, vpp=vpp, recompute=(recompute,) * 2)
     judged = {"heads", "query-groups", "expert-bias", "expert-overlap"}
-    judged |= {"recompute", "recompute-modules", "recompute-needs", "recompute-overlap"}
+    judged |= {"recompute", "recompute-modules", "recompute-needs", "recompute-overlap", "recompute-arguments"}
     ours = [v for v in check(job, b.cluster(b.pool(nodes=16)), plan) if v.rule in judged]
     import torch
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe import __version__, cli_alone, cli_calibrate, cli_launch, cli_look, cli_profile, cli_runtime, cli_tables
+from hapmoe import (
+    __version__,
+    cli_alone,
+    cli_calibrate,
+    cli_demo,
+    cli_launch,
+    cli_look,
+    cli_profile,
+    cli_runtime,
+    cli_tables,
+)
 from hapmoe.cli_options import (
     SCRIPT,
     as_json,
@@ -397,6 +407,6 @@ for measure in (cli_alone.compute, cli_alone.collectives):
 for command in (
     *(cli_launch.check, cli_launch.render, cli_launch.replan),
     *(cli_look.discover, cli_look.report, cli_look.trace),
-    *(cli_calibrate.calibrate, cli_profile.profile, cli_runtime.runtime, cli_tables.tables),
+    *(cli_calibrate.calibrate, cli_demo.demo, cli_profile.profile, cli_runtime.runtime, cli_tables.tables),
 ):
     cli.add_command(command)

@@ -96,8 +96,7 @@ BACKENDS: dict[str, Capabilities] = {
         min_version="0.12.0",
         layout_version="0.13.0",
         runtime=True,
-        note="Megatron-LM upstream with hapmoe.runtime, EXPERIMENTAL: verified on CPU with Megatron-Core 0.12 to main, "
-        "never run on GPUs or across vendors",
+        note="Megatron-LM upstream with hapmoe.runtime: EXPERIMENTAL, verified on CPU, never run on GPUs; one vendor",
     ),
     "flagscale": Capabilities(
         name="flagscale",

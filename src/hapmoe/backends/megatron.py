@@ -27,6 +27,7 @@ __all__ = [
     "layout_string",
     "program",
     "recompute_arguments",
+    "split_arguments",
     "stage_arguments",
 ]
 
@@ -120,14 +121,14 @@ def plan_arguments(job: JobSpec, plan: Plan, *, has_global_batch: bool) -> tuple
         words += ["--expert-model-parallel-size", str(stage.ep), "--expert-tensor-parallel-size", str(stage.etp)]
     if stage.tp > 1 and uses_sequence_parallel(job):
         words += ["--sequence-parallel"]
-    words += _split(job, plan)
+    words += split_arguments(job, plan)
     words += ["--micro-batch-size", str(plan.micro_batch_size)]
     if not has_global_batch:
         words += ["--global-batch-size", str(plan.global_batch_size)]
     return tuple(words)
 
 
-def _split(job: JobSpec, plan: Plan) -> list[str]:
+def split_arguments(job: JobSpec, plan: Plan) -> list[str]:
     """The layer split: a layout, a HybridModel's pattern with bars, or, before 0.13 (0.17 for those), the even
     split that needs none (a rule says so)."""
     if (pattern := pattern_of(job)) is not None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from math import lcm
 
 from hapmoe.backends import megatron
-from hapmoe.backends.layout import layout_string
-from hapmoe.backends.megatron import has_flag, keep_users, program, recompute_arguments
+from hapmoe.backends.megatron import has_flag, keep_users, program, recompute_arguments, split_arguments
 from hapmoe.backends.transports import cannot_join
 from hapmoe.cluster import Cluster
 from hapmoe.job import Argument, JobSpec
@@ -34,7 +33,7 @@ def stage_arguments(
         return megatron.stage_arguments(job, plan, cluster)
     kept = keep_users(job.argv)
     words = ["--pipeline-model-parallel-size", str(plan.pp)]
-    words += ["--pipeline-model-parallel-layout", layout_string(plan, job.model.mtp_layers)] if plan.pp > 1 else []
+    words += split_arguments(job, plan)
     if not has_flag(kept, "--global-batch-size"):
         words += ["--global-batch-size", str(plan.global_batch_size)]
     common = (*kept, *(Argument(text=word, owner="plan", source="", where="plan") for word in words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 __all__ = ["build", "configure", "layers_of", "parameters_of", "pieces", "sharding"]
@@ -83,7 +84,7 @@ def configure(args: argparse.Namespace) -> Any:
             "moe_pad_expert_input_to_capacity": args.moe_pad_expert_input_to_capacity,
         }
     if not args.multi_latent_attention:
-        return TransformerConfig(**values)
+        return TransformerConfig(**_known(TransformerConfig, values))
     return MLATransformerConfig(
         multi_latent_attention=True,
         q_lora_rank=args.q_lora_rank,
@@ -95,6 +96,12 @@ def configure(args: argparse.Namespace) -> Any:
         rotary_base=args.rotary_base,
         **values,
     )
+
+
+def _known(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Without settings that this version has not, where they ask for nothing."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names or value is not None}
 
 
 def build(args: argparse.Namespace, config: Any) -> list[Any]:

@@ -6,6 +6,7 @@ it runs on CPU with gloo.
 
     HAPMOE_LAB_OUT       folder for ``rank<r>.jsonl``: a line "start", a line per iteration, a line "end"
     HAPMOE_LAB_PARAMETERS=1 write ``rank<r>.pt`` too: the parameters after the last iteration
+    HAPMOE_LAB_SLOW=N    every pass takes N times its CPU time (hapmoe.lab.slow)
     HAPMOE_LAB_MEASURE=1 count the collectives of the second iteration and the bytes kept in it ("volumes")
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 from hapmoe.lab import checkpoint, requested, shim
 from hapmoe.lab.arguments import parse
 from hapmoe.lab.measure import Kept, rows
+from hapmoe.lab.slow import slowed
 from hapmoe.probe.collectives import Collectives
 from hapmoe.probe.patches import Patches
 
@@ -125,6 +127,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
         ],
         device=torch.cuda.get_device_name(0),
     )
+    torch.autograd.backward = slowed(torch.autograd.backward)
     kept = Kept(chunks) if _measuring() else None
     for iteration in range(done + 1, args.train_iters + 1):
         watched = kept if iteration == MEASURED_ITERATION else None
@@ -176,7 +179,7 @@ def _step(
     optimizer.zero_grad()
     batches: list[Iterator[Any]] = [_batches(args, iteration) for _ in chunks]
     losses = get_forward_backward_func()(
-        forward_step_func=partial(_forward, args, watched, {id(chunk) for chunk in chunks}),
+        forward_step_func=partial(slowed(_forward), args, watched, {id(chunk) for chunk in chunks}),
         data_iterator=batches if args.virtual_stages else batches[0],
         model=chunks if args.virtual_stages else chunks[0],
         num_microbatches=args.num_microbatches,

@@ -27,7 +27,7 @@ from hapmoe.search.pins import parse_pins
 from hapmoe.search.space import build_space
 from hapmoe.stagecost import class_prefix
 
-__all__ = ["Chosen", "ProfileRun", "alone", "choose_runs", "plan_of"]
+__all__ = ["Chosen", "ProfileRun", "alone", "choose_runs", "plan_of", "runs_at"]
 
 STEPS = 5
 """Measured steps of a run; the first makes buffers and is left out."""
@@ -114,7 +114,7 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
         if _ranks(place) > pool.devices_per_node:
             leave(f"more than the {pool.devices_per_node} devices of a node")
             continue
-        made = _all_depths(job, cluster, pool, place)
+        made = runs_at(job, cluster, pool, place)
         if not made:
             leave("no legal run, or one that does not fit into memory")
             continue
@@ -129,15 +129,15 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
     return Chosen(runs=tuple(runs), left_out=left)
 
 
-def _all_depths(job: JobSpec, cluster: Cluster, pool: Pool, place: Place) -> list[ProfileRun]:
-    """The runs of one set of degrees; none where one of them is not possible."""
+def runs_at(job: JobSpec, cluster: Cluster, pool: Pool, place: Place) -> tuple[ProfileRun, ...]:
+    """The runs of one set of degrees (tp, cp, ep, etp, micro-batch size); none where one of them is not possible."""
     made: list[ProfileRun] = []
     for layers in depths(job):
         run = _priced(job, cluster, pool, place, layers)
         if run is None:
-            return []
+            return ()
         made.append(run)
-    return made
+    return tuple(made)
 
 
 def _ranks(place: Place) -> int:

@@ -11,7 +11,7 @@ from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Stage
 from hapmoe.shapes import uses_sequence_parallel
 
-__all__ = ["Broken", "Context", "Rule"]
+__all__ = ["Broken", "Context", "Rule", "degrees", "flag_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,7 @@ class Context:
 
     def flag_values(self, name: str) -> tuple[str, ...] | None:
         """Words after the last occurrence of ``name`` (up to the next flag); None: not given."""
-        found: tuple[str, ...] | None = None
-        for index, argument in enumerate(self.job.argv):
-            if argument.text is None or _flag(argument.text) != name:
-                continue
-            if "=" in argument.text:
-                found = (argument.text.partition("=")[2],)
-                continue
-            words = []
-            for following in self.job.argv[index + 1 :]:
-                if following.text is None or following.text.startswith("--"):
-                    break
-                words.append(following.text)
-            found = tuple(words)
-        return found
+        return flag_values(self.job, name)
 
     def flag_int(self, name: str) -> int | None:
         """The last integer value of a flag; None: not given, or not known before the run."""
@@ -103,6 +90,24 @@ class Rule:
     source: str
     """File and line that enforces it (Megatron-LM d98e8a64 unless it says otherwise)."""
     check: Callable[[Context], Iterable[Broken]]
+
+
+def flag_values(job: JobSpec, name: str) -> tuple[str, ...] | None:
+    """Words after the last occurrence of a flag among the job's arguments; None: not given."""
+    found: tuple[str, ...] | None = None
+    for index, argument in enumerate(job.argv):
+        if argument.text is None or _flag(argument.text) != name:
+            continue
+        if "=" in argument.text:
+            found = (argument.text.partition("=")[2],)
+            continue
+        words = []
+        for following in job.argv[index + 1 :]:
+            if following.text is None or following.text.startswith("--"):
+                break
+            words.append(following.text)
+        found = tuple(words)
+    return found
 
 
 def degrees(stage: Stage) -> tuple[int, ...]:

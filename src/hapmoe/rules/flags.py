@@ -35,9 +35,28 @@ _TABLE: tuple[tuple[str, Callable[[Context], str | None], str], ...] = (
         "TC:1892",
     ),
     (
-        "--cpu-offloading-num-layers",
-        lambda c: "excludes recomputation" if any(s.recompute.granularity != "none" for s in c.plan.stages) else None,
-        "TC:1897",
+        "--hybrid-context-parallel",
+        lambda c: (
+            f"needs PP = 1 and an even DP·CP, and they are {c.plan.pp} and {_replicas(c)}"
+            if c.plan.pp > 1 or _replicas(c) % 2
+            else None
+        ),
+        "A:1445; PS:1043",
+    ),
+    (
+        "--batch-invariant-mode",
+        lambda c: "needs CP = 1" if any(stage.cp > 1 for stage in c.plan.stages) else None,
+        "TC:3230",
+    ),
+    (
+        "--enable-mhc-connections",
+        lambda c: f"needs PP = 1, and it is {c.plan.pp}" if c.plan.pp > 1 else None,
+        "TC:2091",
+    ),
+    (
+        "--mla-down-proj-fusion",
+        lambda c: _down_projection(c),
+        "multi_latent_attention.py:1363; multi_latent_attention.py:1367",
     ),
     (
         "--overlap-param-gather-with-optimizer-step",
@@ -60,6 +79,21 @@ _TABLE: tuple[tuple[str, Callable[[Context], str | None], str], ...] = (
 
 def _ep(c: Context) -> int:
     return max(stage.ep for stage in c.plan.stages)
+
+
+def _replicas(c: Context) -> int:
+    return c.plan.stages[0].dp * c.plan.stages[0].cp if c.plan.stages else 1
+
+
+def _down_projection(c: Context) -> str | None:
+    mla = c.job.model.mla
+    if mla is None:
+        return None
+    for _, stage in c.meshes():
+        for width in (mla.q_lora or 0, mla.kv_lora + mla.qk_rope):
+            if width % stage.tp:
+                return f"cuts a projection of width {width}, which does not divide by TP = {stage.tp}"
+    return None
 
 
 def _shards_are_tp(c: Context) -> bool:
@@ -142,11 +176,25 @@ def _hybrid(c: Context) -> Found:
             f"Megatron-Core {c.job.training.megatron_version} splits a HybridModel evenly and does not interleave it",
             "use 0.17 or newer, or an even split with vpp 1",
         )
-    if c.before("0.18.0") and any(stage.recompute.granularity == "full" for stage in c.plan.stages):
-        yield Broken(
-            f"Megatron-Core {c.job.training.megatron_version} recomputes no whole layers of a HybridModel",
-            "use 0.18 or newer, or other recomputation",
-        )
+
+
+def _bf16_ends(c: Context) -> Found:
+    """Layers in BF16 at the ends of an FP8 model lie on the first and the last stage of an even split."""
+    if c.job.training.fp8_recipe is None or not c.has_flag("--first-last-layers-bf16"):
+        return
+    most = c.job.model.num_layers // max(c.plan.pp, 1)
+    for end in ("start", "end"):
+        flag = f"--num-layers-at-{end}-in-bf16"
+        count = c.flag_int(flag)
+        count = 1 if count is None else count
+        if count > most:
+            yield Broken(f"{flag} {count} is above the layers per pipeline stage, {most}", "lower pp, or the count")
+
+
+def _torch_dcp(c: Context) -> Found:
+    words = c.flag_values("--ckpt-format")
+    if words and words[0] == "torch_dcp" and (c.plan.pp > 1 or any(stage.tp > 1 for stage in c.plan.stages)):
+        yield Broken("--ckpt-format torch_dcp needs TP = 1 and PP = 1", "--ckpt-format torch_dist")
 
 
 def _version(c: Context) -> Found:
@@ -168,5 +216,7 @@ RULES = (
     ),
     Rule("optimizer-instances", "instances share the replicas equally", "PS:922; PS:1447", _optimizer_instances),
     Rule("hierarchical-context", "the levels multiply to CP", "A:582", _hierarchical),
+    Rule("bf16-ends", "layers kept in BF16 are counted per stage", "TC:1543; TC:1552", _bf16_ends),
+    Rule("torch-dcp", "a format for data parallelism alone", "A:1668", _torch_dcp),
     Rule("connections", "overlapped collectives rely on launch order", "A:1477", _connections),
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hapmoe.backends import version_tuple
+from hapmoe.hybrid import pattern_of
+from hapmoe.job import JobSpec
 from hapmoe.plan import Recompute
-from hapmoe.rules.base import Broken, Context, Rule
+from hapmoe.rules.base import Broken, Context, Rule, flag_values
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "cannot_recompute"]
 
 Found = Iterator[Broken]
 
@@ -69,9 +72,61 @@ def _overlap(c: Context) -> Found:
     if not c.job.training.overlap_moe_comm:
         return
     for index, r in _stages(c):
-        if r.granularity == "full" or "moe" in r.modules:
-            what = "full recomputation" if r.granularity == "full" else "module moe"
-            yield Broken(f"{what} with --overlap-moe-expert-parallel-comm", "recompute modules other than moe", index)
+        if "moe" in r.modules:
+            said = "module moe with --overlap-moe-expert-parallel-comm"
+            yield Broken(said, "recompute modules other than moe", index)
+
+
+def cannot_recompute(job: JobSpec, r: Recompute) -> str:
+    """Why the job's own arguments exclude this recomputation; empty: they do not. The search asks too."""
+    training, full = job.training, r.granularity == "full"
+    if full and training.cuda_graphs == "layers":
+        return "full recomputation under CUDA graphs of layers (--cuda-graph-impl)"
+    if full and flag_values(job, "--enable-mhc-connections") is not None:
+        return "full recomputation with --enable-mhc-connections"
+    if full and training.overlap_moe_comm:
+        return "full recomputation with --overlap-moe-expert-parallel-comm"
+    if full and pattern_of(job) is not None and _before(job, "0.18.0"):
+        return f"full recomputation of a HybridModel, which Megatron-Core {training.megatron_version} leaves out"
+    if r.granularity != "none" and flag_values(job, "--cpu-offloading-num-layers") is not None:
+        return "recomputation with --cpu-offloading-num-layers"
+    offloaded = set(flag_values(job, "--offload-modules") or ())
+    inside = sorted(offloaded & {"moe_act", "expert_fc1", "fused_group_mlp"})
+    if "moe" in r.modules and inside and flag_values(job, "--fine-grained-activation-offloading") is not None:
+        return f"module moe with --offload-modules {' '.join(inside)}, which lie inside it"
+    if r.granularity == "selective" and training.cuda_graphs != "none":
+        return _graphed(job, r.modules)
+    return ""
+
+
+def _graphed(job: JobSpec, modules: tuple[str, ...]) -> str:
+    """Selective recomputation under CUDA graphs: nothing random in a graphed module, no module around a graph."""
+    scope = set(flag_values(job, "--cuda-graph-scope") or flag_values(job, "--cuda-graph-modules") or ())
+    whole = not scope - {"full"} or "full_iteration" in scope
+    impl = (flag_values(job, "--cuda-graph-impl") or ("local",))[-1:]
+    external = flag_values(job, "--external-cuda-graph") is not None or impl == ("transformer_engine",)
+    if "moe" in modules and external and "moe_router" in scope:
+        return "module moe around a CUDA graph of moe_router (--cuda-graph-impl transformer_engine)"
+    for module, part, flag in (
+        ("core_attn", "attn", "--attention-dropout"),
+        ("mlp", "mlp", "--hidden-dropout"),
+        ("moe", "moe", "--hidden-dropout"),
+    ):
+        dropout = (flag_values(job, flag) or ("0.1",))[-1]  # Megatron's default
+        if module in modules and (whole or part in scope) and dropout.strip("0.") != "":
+            return f"module {module} inside a CUDA graph, with {flag} {dropout}"
+    return ""
+
+
+def _before(job: JobSpec, version: str) -> bool:
+    given = job.training.megatron_version
+    return given is not None and version_tuple(given) < version_tuple(version)
+
+
+def _arguments(c: Context) -> Found:
+    for index, r in _stages(c):
+        if why := cannot_recompute(c.job, r):
+            yield Broken(why, "other recomputation, or another argument", index)
 
 
 def _mtp(c: Context) -> Found:
@@ -113,7 +168,13 @@ RULES = (
     Rule(
         "recompute-needs", "a module must exist in the model as trained", "TC:1965; TC:1970; TC:1996; TC:2003", _needs
     ),
-    Rule("recompute-overlap", "recomputation would repeat the hidden all-to-all", "TC:3021; TC:3024", _overlap),
+    Rule("recompute-overlap", "recomputation would repeat the hidden all-to-all", "TC:3024", _overlap),
+    Rule(
+        "recompute-arguments",
+        "arguments of the script that exclude some recomputation",
+        "TC:1897; TC:2070; TC:2163; TC:2855-2900; TC:3021; hybrid_block.py:360",
+        _arguments,
+    ),
     Rule("recompute-mtp", "MTP layers are recomputed one by one", "multi_token_prediction.py:1625", _mtp),
     Rule(
         "recompute-units",

@@ -43,7 +43,7 @@ def _add_stages(layout: Layout, values: Any) -> None:
 
 
 def reduce_tracker(original: Callable[..., None], layout: Layout) -> Callable[..., None]:
-    """The stand-in for ``reduce_aux_losses_tracker_across_ranks`` (moe_utils.py:897-956; up to core 0.16).
+    """The stand-in for ``reduce_aux_losses_tracker_across_ranks`` (moe_utils.py:897-956; up to core 0.17).
 
     Upstream sums losses by layer over the pipeline and then reduces them over the ranks of the stage.
     The second alone is done as it is, the first afterwards.
@@ -65,7 +65,7 @@ def reduce_tracker(original: Callable[..., None], layout: Layout) -> Callable[..
 
 
 def sync_metrics(original: Callable[..., None], layout: Layout) -> Callable[..., None]:
-    """The same for ``MoEMetricsTracker._sync_metrics`` of core 0.17 and newer (moe_logging.py)."""
+    """The same for ``MoEMetricsTracker._sync_metrics`` of core 0.18 and newer (moe_logging.py)."""
 
     def _sync_metrics(self: Any, metric_names: Any, *args: Any, **kwargs: Any) -> None:
         from megatron.core import parallel_state

@@ -194,7 +194,7 @@ def table(attached: Attached) -> tuple[Patch, ...]:
             ("track_names",),
             "log of auxiliary losses",
             lambda original: sums.reduce_tracker(original, layout),
-            before=(0, 17),
+            before=(0, 18),
         ),
         Patch(
             f"{core}.transformer.moe.moe_logging",
@@ -202,7 +202,7 @@ def table(attached: Attached) -> tuple[Patch, ...]:
             ("metric_names",),
             "log of auxiliary losses",
             lambda original: sums.sync_metrics(original, layout),
-            since=(0, 17),
+            since=(0, 18),
         ),
         Patch(
             f"{core}.transformer.transformer_block",

@@ -346,11 +346,12 @@ def _flash(reading: Reading, transformer_engine: bool) -> bool:
 def _cuda_graphs(reading: Reading) -> str:
     """Nothing, the static part of layers, or a whole iteration (arguments.py:--cuda-graph-impl, --cuda-graph-scope)."""
     into = "training.cuda_graphs"
-    used = (reading.word("cuda_graph_impl", into) or "none") != "none"
+    impl = reading.word("cuda_graph_impl", into) or "none"
+    used = impl != "none"
     used = reading.switch("enable_cuda_graph", into) or reading.switch("external_cuda_graph", into) or used
     if not used:
         return "none"
-    return "full" if "full_iteration" in reading.words("cuda_graph_scope") else "layers"
+    return "full" if impl == "full_iteration" or "full_iteration" in reading.words("cuda_graph_scope") else "layers"
 
 
 def _cp_comm(reading: Reading) -> str:

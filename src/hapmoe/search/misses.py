@@ -17,6 +17,7 @@ from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, IntArray, Options
 from hapmoe.pricing import price
+from hapmoe.rules.recompute import cannot_recompute
 from hapmoe.schedule import in_flight
 from hapmoe.search.counts import sequences, stage_counts
 from hapmoe.search.pins import Pins
@@ -219,8 +220,9 @@ def _helps(problem: Problem) -> list[str]:
     def with_training(**changes: object) -> JobSpec:
         return msgspec.structs.replace(job, training=msgspec.structs.replace(training, **changes))
 
-    if not all(problem.allowed):
-        everything = (True,) * len(problem.allowed)
+    menu = problem.tables[0].menu
+    everything = tuple(not cannot_recompute(job, entry) for entry in menu)
+    if problem.allowed != everything:
         tries.append(("recomputation without the --set bound", lambda: replace(problem, allowed=everything)))
     if problem.pins.degrees or problem.pins.nodes or problem.pins.order:
         tries.append(

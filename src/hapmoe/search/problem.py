@@ -12,6 +12,7 @@ from hapmoe.options import FloatArray, IntArray, Options, StageTable
 from hapmoe.plan import Plan, Recompute, Stage
 from hapmoe.pricing import price
 from hapmoe.resolve import chunk_layers
+from hapmoe.rules.recompute import cannot_recompute
 from hapmoe.search.pins import Pins
 from hapmoe.search.points import Points, Sends, price_sends, sends_of, stage_pools
 from hapmoe.search.space import Space, build_space
@@ -87,7 +88,7 @@ def price_space(job: JobSpec, cluster: Cluster, space: Space, menu: tuple[Recomp
     """Every option of ``space`` priced on every pool."""
     tables = tuple(price(job, pool, space.options, menu) for pool in cluster.pools) if len(space.options) else ()
     sends = price_sends(job, cluster, space.options)
-    allowed = tuple(pins.allow_recompute(entry) for entry in menu)
+    allowed = tuple(pins.allow_recompute(entry) and not cannot_recompute(job, entry) for entry in menu)
     return Problem(job, cluster, space, tables, sends, class_prefix(job), allowed, pins)
 
 

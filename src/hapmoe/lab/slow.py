@@ -1,0 +1,38 @@
+"""A slower device, imitated: every pass takes so many times the CPU time that it needs.
+
+``HAPMOE_LAB_SLOW=3`` keeps the processor busy after each forward and backward pass until three times its
+CPU time is used up. No rights, quotas or other processes are needed, and CPU clocks see it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["factor", "slowed"]
+
+
+def factor() -> float:
+    """How many times slower this process shall be."""
+    return float(os.environ.get("HAPMOE_LAB_SLOW", "1"))
+
+
+def slowed(act: Callable[..., Any]) -> Callable[..., Any]:
+    """``act``, slower by ``factor``."""
+    times = factor()
+    if times <= 1.0:
+        return act
+
+    @functools.wraps(act)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begin = time.process_time()
+        result = act(*args, **kwargs)
+        until = begin + times * (time.process_time() - begin)
+        while time.process_time() < until:
+            pass
+        return result
+
+    return call
