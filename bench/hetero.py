@@ -154,7 +154,7 @@ CASES: tuple[Unequal, ...] = (
     unequal("dp1 / dp2 / tp2 / dp1", (1, 1, 1, 1), DISTRIBUTED),
     # interleaved, with overlapped and with plain sends
     unequal("dp2 ep2 / dp1", (2, 2), vpp=2),
-    unequal("tp2 / dp2 ep2", (2, 2), DISTRIBUTED, {"--no-overlap-p2p-communication": None}, vpp=2),
+    unequal("dp2 / dp1 / dp1", (2, 2, 2), _SIX, {"--no-overlap-p2p-communication": None}, samples=4, vpp=2),
     unequal("tp2 / dp2 ep2 / dp1", (2, 2, 2), _SIX, DISTRIBUTED, samples=4, vpp=2),
     # overlap, recomputation
     unequal("dp1 / dp2", (2, 2), OVERLAP),

@@ -429,6 +429,16 @@ def test_every_rule_has_a_case() -> None:
     assert all(rule.why and rule.source for rule in (*FORM, *RULES))
 
 
+def test_samplers_that_depend_on_dp() -> None:
+    """Shuffled buckets per data-parallel rank (data_samplers.py, MegatronPretrainingRandomSampler): tokens of the
+    first stage and labels of the last one would be those of different samples."""
+    found = check(b.job(argv="--dataloader-type cyclic"), TWO, UNEQUAL)
+    assert [one.rule for one in found] == ["stages-flags"] and "dp 4" in found[0].message
+    assert not check(b.job(argv="--dataloader-type single"), TWO, UNEQUAL)
+    same = with_runtime({"tp": 2, "dp": 4, "ep": 8}, {"dp": 4, "ep": 4})
+    assert not [one for one in check(b.job(argv="--dataloader-type cyclic"), TWO, same) if one.rule == "stages-flags"]
+
+
 def test_resolving_twice_is_resolving_once() -> None:
     for _, (job, cluster, plan) in CASES.values():
         once = resolve(job, cluster, plan)

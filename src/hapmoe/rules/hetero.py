@@ -105,6 +105,14 @@ def _flags(c: Context) -> Found:
     for flag, why in _REFUSED.items():
         if c.has_flag(flag):
             yield Broken(f"{flag} {why}", f"remove {flag}, or give all stages the same degrees")
+    order = c.flag_values("--dataloader-type") or ("single",)
+    first, last = c.plan.stages[0].dp, c.plan.stages[-1].dp
+    if order[0] in ("cyclic", "external") and first != last:
+        # legacy/data/data_samplers.py: which sample a rank reads depends on dp
+        yield Broken(
+            f"--dataloader-type {order[0]}: the first stage (dp {first}) reads other samples than the last (dp {last})",
+            "--dataloader-type single, or the same dp on the first and the last stage",
+        )
 
 
 _RUN = "runs against one rank on megatron-core 0.16.1"

@@ -1,6 +1,6 @@
 """Everything that is replaced in Megatron, in one table, and the state behind it.
 
-Read in Megatron-Core 0.12.0, 0.13.1, 0.15.3, 0.16.1 and main (d98e8a64).
+Names and arguments are those of Megatron-Core 0.12.0 to 0.19.1 and main (d98e8a64).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from .patches import Patch, arrange, version_of
 
 __all__ = ["Attached", "table"]
 
-TRIED = ((0, 12), (0, 17))
-"""Versions of Megatron-Core that trained as one rank does: from the first, before the second."""
+TRIED = ((0, 14), (0, 21))
+"""From the first, before the second: 0.14.0, 0.16.1 and main (0.20, d98e8a64) trained as one rank does; names and
+arguments of all between were looked up (bench.hetero_versions)."""
 
 
 KEYS = "checkpoints with a key per layer"
@@ -116,7 +117,7 @@ def check_version(patches: tuple[Patch, ...]) -> None:
     version = version_of(core)
     if not TRIED[0] <= version < TRIED[1] and os.environ.get("HAPMOE_HETERO_UNTRIED") != "1":
         raise Refused(
-            f"Megatron-Core {core.__version__} was not tried with this runtime (tried: 0.12 to 0.16); "
+            f"Megatron-Core {core.__version__} was not tried with this runtime (tried: 0.14 to 0.20); "
             "HAPMOE_HETERO_UNTRIED=1 goes on"
         )
     for patch in patches:
