@@ -20,7 +20,7 @@ from hapmoe.cost import evaluate
 from hapmoe.efficiency import efficiency_of
 from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
-from hapmoe.measured import Borrowed, Collective, Compute, Memory, Piece, Row, Run, Table
+from hapmoe.measured import Borrowed, Calibration, Collective, Compute, Memory, Piece, Row, Run, Table
 from hapmoe.options import Options
 from hapmoe.pricing import explain, price
 from hapmoe.tables.lookup import SOURCES, ratio_among
@@ -267,3 +267,16 @@ def test_memory_beside_tensors_is_what_devices_showed() -> None:
     ]
     found = evaluate(job, tables.attach(bare, [table("memory", rows)]), builders.plan(ep=8, dp=8))
     assert found.stages[0].memory.workspace == 8 * 2**30
+
+
+def test_a_calibration_older_than_pieces_is_left_out() -> None:
+    job, bare = builders.job(), builders.cluster(builders.pool())
+    measured = table("pieces", pieces(job, [(1, 0, 0), (2, 1, 0), (3, 0, 1)]))
+    plain = tables.attach(bare, [measured])
+    plan = builders.plan(ep=8, dp=8)
+    for date, same in (("2026-11-29T00:00:00Z", True), ("2026-12-01T00:00:00Z", False)):
+        run = Run(date=date)
+        row = Calibration(run=run.id, term="compute", model=tables.shape_key(job), value=2.0, samples=3)
+        twice = Table(kind="calibration", device="a100", device_kind="a100", runs=(run,), rows=(row,))
+        found = evaluate(job, tables.attach(bare, [measured, twice]), plan).step_s
+        assert (found == evaluate(job, plain, plan).step_s) == same

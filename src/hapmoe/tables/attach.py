@@ -90,7 +90,9 @@ def _measurements(
                 best[key] = rank, row
     if not best:
         return None
-    rows = [row for _, row in best.values()]
+    # a calibration is of the figures that there were: pieces measured after it say the same, better
+    pieces = max((rank[1] for rank, row in best.values() if isinstance(row, Piece)), default="")
+    rows = [row for rank, row in best.values() if not (isinstance(row, Calibration) and rank[1] < pieces)]
 
     def of(kind: type[R]) -> tuple[R, ...]:
         return tuple(sorted((row for row in rows if isinstance(row, kind)), key=lambda row: row.key))
