@@ -16,6 +16,7 @@ from hapmoe.errors import InputError, Unsupported
 from hapmoe.hybrid import read_hybrid
 from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Recompute
+from hapmoe.planning import plan_job
 from hapmoe.resolve import resolve
 from hapmoe.rules import check
 
@@ -133,3 +134,14 @@ def test_other_back_ends_train_gpt_models() -> None:
         plan = b.msgspec.structs.replace(b.plan(dp=8, ep=4), backend=name)
         assert "hybrid" in {violation.rule for violation in check(job, b.cluster(), plan)}
     assert read_hybrid("+E+-") is not None
+
+
+def test_the_planner_finds_what_old_versions_split(tmp_path: Path) -> None:
+    job = job_of(tmp_path, f"--hybrid-layer-pattern '{'*E' * 8}'")
+    cluster = b.cluster(b.pool("a100", devices_per_node=4), b.pool("h800", devices_per_node=4))
+    for version in ("0.16.1", "0.17.0"):
+        planned = plan_job(b.with_training(job, megatron_version=version), cluster, settings=("pp=2",), compare=False)
+        plan = planned.result.plan
+        assert plan is not None and plan.launchable, plan and plan.launch_reason
+        if version == "0.16.1":
+            assert plan.vpp == 1 and [stage.num_layers for stage in plan.stages] == [4, 4]

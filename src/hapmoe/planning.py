@@ -45,7 +45,7 @@ def plan_job(
     restrictions: Restrictions | None = None,
 ) -> Planned:
     """Search, then score the best uniform plan and the script's own degrees with the same oracle."""
-    settings = (*settings, *back_end_settings(backend))
+    settings = (*settings, *back_end_settings(job, backend))
     problem = pose_for(job, cluster, backend, split_settings(planner, settings)[1])
     result = search(
         job,
@@ -135,7 +135,7 @@ def _by_back_end(
     for name, capability in backends.BACKENDS.items():
         if not capability.module or name.endswith("-patched"):
             continue
-        own = (*settings, *back_end_settings(name))
+        own = (*settings, *back_end_settings(job, name))
         found = search(job, cluster, backend=name, settings=own, top=LOOK_AT, time_limit_s=time_limit_s)
         if found.plan is not None:
             found = legal_first(job, cluster, found, 1)

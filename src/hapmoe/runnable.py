@@ -11,6 +11,7 @@ import msgspec
 
 from hapmoe import backends
 from hapmoe.cluster import Cluster
+from hapmoe.hybrid import pattern_of
 from hapmoe.job import JobSpec
 from hapmoe.plan import SearchResult
 from hapmoe.rules import check
@@ -21,10 +22,17 @@ LOOK_AT = 32
 """Ranked plans among which one inside the envelope is looked for."""
 
 
-def back_end_settings(backend: str) -> tuple[str, ...]:
-    """``--set`` values that follow from a back end's capabilities."""
+def back_end_settings(job: JobSpec, backend: str) -> tuple[str, ...]:
+    """``--set`` values that follow from a back end's capabilities for this job."""
     capability = backends.capabilities(backend)
-    return (*(() if capability.vpp else ("vpp=1",)), *(() if capability.cp else ("cp=1",)))
+    interleaves = capability.vpp and not _splits_evenly(job)
+    return (*(() if interleaves else ("vpp=1",)), *(() if capability.cp else ("cp=1",)))
+
+
+def _splits_evenly(job: JobSpec) -> bool:
+    """A HybridModel before bars in its pattern (0.17): one even split, not interleaved."""
+    version = job.training.megatron_version
+    return pattern_of(job) is not None and version is not None and backends.version_tuple(version) < (0, 17, 0)
 
 
 def needs_look(job: JobSpec, backend: str) -> bool:
@@ -33,6 +41,7 @@ def needs_look(job: JobSpec, backend: str) -> bool:
     return (
         capability.envelope
         or capability.equal_stages
+        or _splits_evenly(job)
         or (bool(capability.module) and not capability.uneven(job.training.megatron_version))
     )
 
