@@ -89,7 +89,7 @@ def profiled(root: Path, places: Sequence[Place]) -> tuple[Table, ...]:
     job, cluster, _ = prepare(case("base", (4,), dp=2), root)
     pool = cluster.pools[0]
     runs = tuple(one for place in places for one in runs_at(job, cluster, pool, place))
-    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=300)
+    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=900)
     folder = write_profile(root / "profile", files)
     environment = {
         **os.environ,
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = profiled(root, PLACES)
         for number, one in enumerate(one for one in CASES if options.only in one.name):
             out = root / f"case{number}"
-            trained = run(one, probe=out)
+            trained = run(one, probe=out, timeout_s=900)
             with tempfile.TemporaryDirectory(dir=root) as place:
                 job, cluster, plan = prepare(one, Path(place))
             stages = predicted_s(job, tables.attach(cluster, found), plan)

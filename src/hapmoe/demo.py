@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from hapmoe.profiling.probed import MeasuredRank, load_ranks
 from hapmoe.profiling.runs import STEPS, Chosen, runs_at
 from hapmoe.resolve import resolve
 
-__all__ = ["Trained", "demo"]
+__all__ = ["LAYERS", "OPTIONS", "SETTINGS", "Trained", "demo", "learned", "split_plan", "trained"]
 
 SLOW = 3
 """How many times slower the second kind is."""
@@ -58,6 +58,9 @@ pools:
 links:
   - {between: [fast, slow], bandwidth: 10 Gb/s, latency: 50 us, transport: gloo}
 """
+SETTINGS = ("mbs=1",)
+"""The plan keeps the micro-batch size that is profiled."""
+OPTIONS = LaunchOptions(kinds={"cpu-slow": KindOptions(env={"HAPMOE_LAB_SLOW": str(SLOW)})})
 TIMEOUT_S = 900
 """Of one training, which takes some ten seconds on two free cores: the machine may be busy."""
 
@@ -88,6 +91,24 @@ def demo(folder: Path, tell: Callable[[str], None]) -> tuple[Trained, Trained]:
 
     InputError where the folder exists or the lab is not installed, RunFailed where a training does not end well.
     """
+    job, cluster = learned(folder, tell)
+    folder = folder.resolve()
+    tell("Plan for both kinds")
+    planned = plan_job(job, cluster, settings=SETTINGS)
+    best = planned.result.plan
+    assert best is not None  # one layer fits anywhere
+    _write_plan(folder / "plan", job, cluster, planned)
+    uniform = split_plan(job, cluster, ("fast", "slow"), (LAYERS // 2, LAYERS // 2))
+    write_files(folder / "uniform", target("torchrun")(job, cluster, uniform, dump_plan(uniform), OPTIONS))
+    results = []
+    for name, plan in (("plan", best), ("uniform", uniform)):
+        tell(f"Training with {name}: layers {'/'.join(str(stage.num_layers) for stage in plan.stages)}")
+        results.append(trained(name, job, cluster, plan, folder))
+    return results[0], results[1]
+
+
+def learned(folder: Path, tell: Callable[[str], None]) -> tuple[JobSpec, Cluster]:
+    """The job and its cluster in a new ``folder``, with what a profile of both kinds says of them."""
     missing = [name for name in ("torch", "megatron.core") if not _installed(name)]
     if missing:
         raise InputError(f"{missing[0]} is not installed", where="demo", hint="pip install 'hapmoe[lab]'")
@@ -98,24 +119,16 @@ def demo(folder: Path, tell: Callable[[str], None]) -> tuple[Trained, Trained]:
     (folder / "train.sh").write_text(SCRIPT)
     (folder / "cluster.yaml").write_text(CLUSTER)
     job, cluster = extract(folder / "train.sh"), load_cluster(folder / "cluster.yaml")
-    options = LaunchOptions(kinds={"cpu-slow": KindOptions(env={"HAPMOE_LAB_SLOW": str(SLOW)})})
     for pool in cluster.pools:
         tell(f"Profile of {pool.name}: two short trainings")
-        found = _profiled(job, cluster, pool, folder, options)
-        tables.save(folder / "tables", *found)
-    cluster = tables.attach(cluster, tables.load(folder / "tables"))
-    tell("Plan for both kinds")
-    planned = plan_job(job, cluster, settings=("mbs=1",))
-    best = planned.result.plan
-    assert best is not None  # one layer fits anywhere
-    _write_plan(folder / "plan", job, cluster, planned, options)
-    uniform = resolve(job, cluster, _uniform(cluster))
-    write_files(folder / "uniform", target("torchrun")(job, cluster, uniform, dump_plan(uniform), options))
-    results = []
-    for name, plan in (("plan", best), ("uniform", uniform)):
-        tell(f"Training with {name}: layers {'/'.join(str(stage.num_layers) for stage in plan.stages)}")
-        results.append(_trained(name, job, cluster, plan, folder))
-    return results[0], results[1]
+        tables.save(folder / "tables", *_profiled(job, cluster, pool, folder))
+    return job, tables.attach(cluster, tables.load(folder / "tables"))
+
+
+def split_plan(job: JobSpec, cluster: Cluster, pools: Sequence[str], layers: Sequence[int]) -> Plan:
+    """One rank of each of these pools in this order, with so many layers."""
+    stages = tuple(Stage(pool=pool, num_layers=count) for pool, count in zip(pools, layers, strict=True))
+    return resolve(job, cluster, Plan(stages=stages, micro_batch_size=1))
 
 
 def _installed(name: str) -> bool:
@@ -140,9 +153,9 @@ def _environment(probe: Path) -> dict[str, str]:
     }
 
 
-def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, options: LaunchOptions) -> tuple[Table, ...]:
+def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path) -> tuple[Table, ...]:
     runs = runs_at(job, cluster, pool, (1, 1, 1, 1, 1))
-    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=TIMEOUT_S, options=options)
+    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=TIMEOUT_S, options=OPTIONS)
     place = write_profile(folder / "profile" / pool.name, files)
     env = {**os.environ, **_environment(place), "HAPMOE_WORKDIR": str(folder)}
     env["HAPMOE_TORCHRUN"] = env["HAPMOE_PROFILE_TORCHRUN"]
@@ -154,22 +167,17 @@ def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, options:
     return collect(job, cluster, pool, place, profile)
 
 
-def _write_plan(folder: Path, job: JobSpec, cluster: Cluster, planned: Planned, options: LaunchOptions) -> None:
+def _write_plan(folder: Path, job: JobSpec, cluster: Cluster, planned: Planned) -> None:
     """As `hapmoe plan` writes it, with what slows the second kind down."""
     plan = planned.result.plan
     assert plan is not None
     files = artefacts(job, cluster, planned)
-    files |= target("torchrun")(job, cluster, plan, dump_plan(plan), options)
+    files |= target("torchrun")(job, cluster, plan, dump_plan(plan), OPTIONS)
     write_files(folder, files)
 
 
-def _uniform(cluster: Cluster) -> Plan:
-    """As many layers on each pool."""
-    stages = tuple(Stage(pool=pool.name, num_layers=LAYERS // len(cluster.pools)) for pool in cluster.pools)
-    return Plan(stages=stages, micro_batch_size=1, planner="uniform")
-
-
-def _trained(name: str, job: JobSpec, cluster: Cluster, plan: Plan, folder: Path) -> Trained:
+def trained(name: str, job: JobSpec, cluster: Cluster, plan: Plan, folder: Path) -> Trained:
+    """Start the launch files in ``folder / name`` on this machine, and measure."""
     measured = folder / f"{name}-measured"
     environment = _environment(folder / "profile" / cluster.pools[0].name)
     environment |= {"HAPMOE_PROBE": str(measured), "HAPMOE_PROBE_STEPS": str(STEPS), "HAPMOE_WORKDIR": str(folder)}
