@@ -30,7 +30,7 @@ from hapmoe.planfile import dump_plan
 from hapmoe.profiling.carry import probe_files
 from hapmoe.resolve import resolve
 
-__all__ = ["BLOCK", "CORE", "MOE", "Case", "Run", "block", "prepare", "run", "write_tree"]
+__all__ = ["BLOCK", "CORE", "MOE", "Case", "Run", "block", "free_port", "prepare", "run", "write_tree"]
 
 SOURCE = Path(__file__).parents[1] / "src"
 CORE = Recompute(granularity="selective", modules=("core_attn",))
@@ -227,7 +227,7 @@ def run(
             "PYTHONWARNINGS": "ignore",
             "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             **(variables or {}),
         }
         if probe is not None:
@@ -294,7 +294,7 @@ def write_tree(root: Path, files: Mapping[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below the range from which the system takes ports for connections: nobody else gets it meanwhile."""
     while True:
         with socket.socket() as probe:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import builders as b
 import pytest
-from bench.lab import Case, prepare
+from bench.lab import Case, free_port, prepare
 
 from hapmoe.errors import InputError
 from hapmoe.verifying import compare_logs, jobs
@@ -78,6 +78,7 @@ def test_an_unequal_plan_is_verified(tmp_path: Path) -> None:
         "HAPMOE_SSH": str(ssh),
         "HAPMOE_CHECK": "off",
         "HAPMOE_MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
         "HAPMOE_TORCHRUN": str(Path(sys.executable).parent / "torchrun"),
     }
     words = [sys.executable, "-m", "hapmoe", "runtime", "verify", "plan.json", "--script", "train.sh"]

@@ -53,6 +53,9 @@ class Attached:
             if dist.get_rank() != self.layout.rank:
                 raise Refused(f"rank {dist.get_rank()} was attached as rank {self.layout.rank}")
             check_version(self.patches)
+            if self.layout.rank == 0:
+                said = "; ".join(f"stage {mesh.index}: {mesh.said()}" for mesh in self.layout.meshes)
+                say(f"EXPERIMENTAL, verified on CPU only (docs/hetero.md). {said}")
             groups.redirect()
             build(*args, **kwargs)
             self.boundaries.open()
