@@ -122,3 +122,24 @@ def test_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         _read(tmp_path, text)
     assert "t.sh" in caught.value.where
+
+
+def test_what_a_launcher_can_evaluate_again(tmp_path: Path) -> None:
+    """A value that another shell would not get by the same text has no source: the launcher asks for it by name.
+
+    The date is evaluated anew; the exit statuses of a finished pipeline, a line split in two, and a value that
+    differs between the launches are not.
+    """
+    script = tmp_path / "t.sh"
+    script.write_text(
+        "S=$(date +%s)\nfalse | true\nP=${PIPESTATUS[0]}\nread -r A B < <(cat /site/pair)\n"
+        'for lr in 1 2; do torchrun pretrain_gpt.py --num-layers 2 --a "$S" --b "p-$P" --c "$B" --lr $lr\ndone\n'
+    )
+    argv = read_script(script).argv
+    assert [(token.text, bool(token.source)) for token in argv[3::2]] == [
+        (None, True),
+        (None, False),
+        (None, False),
+        (None, False),
+    ]
+    assert "differs between the launches" in argv[-1].why

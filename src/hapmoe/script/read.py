@@ -6,6 +6,7 @@ import os.path
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hapmoe.errors import InputError
@@ -116,7 +117,8 @@ def _chosen(shell: Shell, name: str) -> Invocation:
     different = {_compared(launch): launch for launch in candidates}
     for launch in candidates:
         _settled(shell, launch)
-    if len(different) > 1:
+    merged = _merged(shell, list(different.values()))
+    if merged is None:
         places = ", ".join(dict.fromkeys(launch.where for launch in different.values()))
         guards = list(dict.fromkeys(guard for launch in different.values() for guard in launch.guards))
         why = f", depending on the condition at {guards[0]}" if guards else ""
@@ -125,7 +127,24 @@ def _chosen(shell: Shell, name: str) -> Invocation:
             where=name,
             hint="make the script start one training, or give the command itself after --",
         )
-    return _invocation(shell, name, candidates[-1])
+    return _invocation(shell, name, candidates[-1] if len(different) == 1 else merged)
+
+
+def _merged(shell: Shell, launches: list[Launch]) -> Launch | None:
+    """Launches that differ only in values that are passed on, as one in which those are not known; else None."""
+    last = launches[-1]
+    if len({(each.entry.text, len(each.argv), each.world_size, each.nodes) for each in launches}) > 1:
+        return None
+    argv = list(last.argv)
+    where = ", ".join(dict.fromkeys(launch.where for launch in launches))
+    for place, word in enumerate(last.argv):
+        if len({MARK.sub("?", each.argv[place].text) for each in launches}) > 1:
+            if not all(_passed_on(shell, (each.entry, *each.argv), place + 1) for each in launches):
+                return None
+            why = f"differs between the launches ({where})"
+            unknown = Unknown(why, "", word.where, single=False, nonempty=False, branch=where)
+            argv[place] = Text(shell.world.marks.mark(unknown), word.where)
+    return replace(last, argv=tuple(argv))
 
 
 def _compared(launch: Launch) -> tuple[str, ...]:
@@ -250,6 +269,8 @@ def _token(shell: Shell, word: Text, *, named: str = "") -> Token:
         name = re.fullmatch(r"\$\{(\w+)\}", choice.source) if len(word.text) == 1 else None
         return Token(None, choice.why, name.group(1) if name else "", word.where)
     why = next((each.why for each in unknowns if each.secret), unknowns[0].why)
+    if not all(each.source for each in unknowns):
+        return Token(None, why, "", word.where)  # nothing gives this text again: a launcher asks for it
     if holds_secret(source) or holds_secret(why):
         return Token(None, "holds a secret", "", word.where)
     return Token(None, why, source if bare else f'"{source}"', word.where)

@@ -84,6 +84,8 @@ SITE = {
 _STABLE = frozenset(
     ("HOME", "USER", "LOGNAME", "PATH", "SHELL", "HOSTNAME", "UID", "EUID", "PYTHONPATH", "LD_LIBRARY_PATH")
 )
+_OF_THE_MOMENT = frozenset(("PIPESTATUS", "_", "BASH_SUBSHELL", "LINENO"))
+"""What another shell would have another value of: a launcher asks for it."""
 _SITE_ARRAYS = frozenset(("BASH_VERSINFO", "PIPESTATUS", "GROUPS"))
 _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|0|1|-1", re.IGNORECASE)
 """Values that tell a setting (``MOE_DROP_TOKEN=true``) from a credential of such a name."""
@@ -118,7 +120,7 @@ def provided(shell: Shell, name: str) -> Text | None:
     if name in SITE:
         unknown = Unknown(
             f"the environment's ${name}",
-            f"${{{name}}}",
+            "" if name in _OF_THE_MOMENT else f"${{{name}}}",
             "" if name in _STABLE else here,
             single=name not in ("LD_PRELOAD", "_"),
             nonempty=SITE[name],
@@ -190,7 +192,7 @@ def _special(shell: Shell, name: str) -> Text | None:
         return Text(
             str(state.status)
             if state.status is not None
-            else marks.mark(Unknown("the exit status of a command that is not run", "$?", here)),
+            else marks.mark(Unknown("the exit status of a command that is not run", "", here)),
             here,
         )
     if name == "#":
