@@ -23,7 +23,7 @@ from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
 from hapmoe.logs.megatron import MegatronLog
 from hapmoe.measured import Calibration, Measurements, Run, Table
-from hapmoe.options import FloatArray
+from hapmoe.options import FloatArray, IntArray
 from hapmoe.plan import Estimate, Plan
 from hapmoe.profiling.probed import MeasuredRank, Span
 from hapmoe.resolve import resolve
@@ -46,10 +46,11 @@ FACTORS: Final = ("compute", "communication", "optimizer")
 PRIOR: Final = {"compute": 0.2, "communication": 0.5, "optimizer": 0.5}
 """ASSUMED spread of the logarithm of each factor before anything is measured: compute comes from fitted
 kernel curves, the others mostly from data sheets."""
-STEP_NOISE: Final = 0.01
-"""ASSUMED: relative spread of a mean step time from run to run."""
-TIMER_NOISE: Final = 0.04
-"""ASSUMED: Megatron's timers synchronise and overlap what the model keeps apart."""
+STEP_NOISE: Final = 0.03
+"""ASSUMED: how near three factors can bring any step of one model on one kind of device. The spread of a
+mean step time from run to run is smaller."""
+TIMER_NOISE: Final = 0.06
+"""ASSUMED: more, since Megatron's timers synchronise and overlap what the model keeps apart."""
 _ROUNDS = 5
 _LEFT_OUT = 8  # runs that are left out in turn, at most
 
@@ -232,56 +233,73 @@ def calibrate(job: JobSpec, cluster: Cluster, runs: Sequence[Observed]) -> Calib
     used = {stage.pool for run in runs for stage in run.plan.stages}
     kinds = sorted({pool.device.name for pool in cluster.pools if pool.name in used})
     names = [(kind, term) for kind in kinds for term in FACTORS]
-    theta, covariance = _fit(job, bare, runs, names, np.zeros(len(names)))
-    factors: Factors = {name: float(value) for name, value in zip(names, np.exp(theta), strict=True)}
+    fitted = _fit(job, bare, runs, names)
+    factors: Factors = {name: float(value) for name, value in zip(names, np.exp(fitted.theta), strict=True)}
     workspace = _workspace(job, with_factors(job, bare, factors), runs)
     whole = with_factors(job, bare, factors | {(kind, "workspace"): value for kind, value in workspace.items()})
+    before = tuple(compare(job, bare, run) for run in runs)
     left_out = []
     for index in range(min(len(runs), _LEFT_OUT) if len(runs) > 1 else 0):
-        others = [run for at, run in enumerate(runs) if at != index]
-        again, _ = _fit(job, bare, others, names, theta)
-        mended = with_factors(job, bare, dict(zip(names, np.exp(again).tolist(), strict=True)))
-        errors = [compare(job, at, runs[index])[0].error for at in (bare, mended)]
-        left_out.append((abs(errors[0]), abs(errors[1])))
+        mended = with_factors(job, bare, dict(zip(names, np.exp(fitted.without(index)).tolist(), strict=True)))
+        after = compare(job, mended, runs[index])[0].error
+        left_out.append((abs(before[index][0].error), abs(after)))
     return Calibrated(
-        terms=tuple(
-            Term(*name, factors[name], float(sigma))
-            for name, sigma in zip(names, np.sqrt(np.diag(covariance)), strict=True)
-        ),
+        terms=tuple(Term(*name, factors[name], float(sigma)) for name, sigma in zip(names, fitted.sigma, strict=True)),
         workspace=workspace,
-        before=tuple(term for run in runs for term in compare(job, bare, run)),
+        before=tuple(term for terms in before for term in terms),
         after=tuple(term for run in runs for term in compare(job, whole, run)),
         left_out=tuple(left_out),
     )
 
 
-def _fit(
-    job: JobSpec, bare: Cluster, runs: Sequence[Observed], names: Sequence[tuple[str, str]], start: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Logarithms of the factors, and their covariance: Gauss-Newton with a normal prior at 0."""
-    prior = np.array([PRIOR[term] for _, term in names])
-    theta = start.copy()
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """Logarithms of the factors, with the linearised problem around them: R residuals, their slopes, whose they are."""
 
-    def residuals(theta: FloatArray) -> FloatArray:
+    theta: FloatArray
+    residual_R: FloatArray
+    slope_RT: FloatArray
+    run_R: IntArray
+    """The run of each residual; -1: the prior's."""
+
+    @property
+    def sigma(self) -> FloatArray:
+        return np.asarray(np.sqrt(np.diag(np.linalg.inv(self.slope_RT.T @ self.slope_RT))))
+
+    def without(self, run: int) -> FloatArray:
+        """The logarithms that the other runs ask for: one step from those of all."""
+        kept = self.run_R != run
+        slope, residual = self.slope_RT[kept], self.residual_R[kept]
+        return np.asarray(self.theta - np.linalg.solve(slope.T @ slope, slope.T @ residual))
+
+
+def _fit(job: JobSpec, bare: Cluster, runs: Sequence[Observed], names: Sequence[tuple[str, str]]) -> _Fitted:
+    """Gauss-Newton with a normal prior around 0."""
+    prior = np.array([PRIOR[term] for _, term in names])
+    theta, owner = np.zeros(len(names)), np.empty(0, np.int64)
+
+    def residuals(theta: FloatArray) -> tuple[FloatArray, IntArray]:
         cluster = with_factors(job, bare, dict(zip(names, np.exp(theta).tolist(), strict=True)))
-        found = []
-        for run in runs:
+        found, owner = [], []
+        for index, run in enumerate(runs):
             for term in compare(job, cluster, run):
                 if not term.term.startswith("memory"):
                     noise = STEP_NOISE if term.term == "step" else TIMER_NOISE
-                    found.append(np.log(term.predicted / term.measured) / noise)
-        return np.array([*found, *(theta / prior)])
+                    found.append(float(np.log(term.predicted / term.measured)) / noise)
+                    owner.append(index)
+        return np.array([*found, *(theta / prior)]), np.array(owner + [-1] * len(names))
 
-    normal = np.eye(len(names))
+    slope = np.eye(len(names))
+    here, owner = residuals(theta)
     for _ in range(_ROUNDS):
-        here, step = residuals(theta), 1e-3
-        slope = np.stack([(residuals(theta + step * unit) - here) / step for unit in np.eye(len(names))], axis=1)
-        normal = slope.T @ slope
-        move = -np.linalg.solve(normal, slope.T @ here)
-        theta = theta + np.clip(move, -1.0, 1.0)
-        if np.abs(move).max() < 1e-3:
+        step = 1e-3
+        slope = np.stack([(residuals(theta + step * unit)[0] - here) / step for unit in np.eye(len(names))], axis=1)
+        move = np.clip(-np.linalg.solve(slope.T @ slope, slope.T @ here), -1.0, 1.0)
+        theta = theta + move
+        here, owner = residuals(theta)
+        if np.abs(move).max() < 1e-2:
             break
-    return theta, np.asarray(np.linalg.inv(normal))
+    return _Fitted(theta, here, slope, owner)
 
 
 def _workspace(job: JobSpec, cluster: Cluster, runs: Sequence[Observed]) -> dict[str, float]:
