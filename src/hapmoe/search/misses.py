@@ -93,7 +93,7 @@ def _words(problem: Problem, miss: _Miss) -> str:
 
 
 def _lacks(problem: Problem, miss: _Miss) -> str:
-    how = "everything recomputed" if problem.allowed[-1] else "recomputing what --set allows"
+    how = "everything recomputed" if problem.allowed[-1] else "recomputing what --set and the script allow"
     pool = problem.cluster.pools[miss.pool_J[miss.stage]].name
     return f"{how}, stage {miss.stage} ({pool}) lacks {format_bytes(miss.missing)} per device"
 
