@@ -68,6 +68,8 @@ def cli() -> None:
 @click.option("--uniform-layers", is_flag=True, help="As many layers on every stage.")
 @click.option("--uniform-degrees", is_flag=True, help="The same degrees on every stage.")
 @click.option("--no-recompute-per-stage", is_flag=True, help="The same recomputation on every stage.")
+@click.option("--objective", default="step", metavar="O", help="step, cost or energy (per token).", show_default=True)
+@click.option("--pareto", is_flag=True, help="Also what fewer devices or less memory would take.")
 @click.option("--time-limit", type=click.FloatRange(min=0.0), metavar="S", help="Stop the search after S seconds.")
 @for_version
 @as_json
@@ -86,6 +88,8 @@ def plan(
     uniform_layers: bool,
     uniform_degrees: bool,
     no_recompute_per_stage: bool,
+    objective: str,
+    pareto: bool,
     time_limit: float | None,
     megatron_version: str | None,
     as_json: bool,
@@ -117,6 +121,8 @@ def plan(
             time_limit_s=time_limit,
             progress=progress,
             restrictions=Restrictions(uniform_layers, no_recompute_per_stage, uniform_degrees),
+            objective=objective,
+            pareto=pareto,
         )
     if planned.result.plan is None:
         return _no_plan(planned, as_json)

@@ -69,6 +69,8 @@ def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = N
     peak = sum(stage.num_devices * _peak(job, pool) for stage, pool in zip(plan.stages, priced.pools, strict=True))
     hardware = model_flops * _recompute_factor(stages)
     tokens = plan.global_batch_size * job.training.seq_len
+    price = _of_devices(plan, [pool.price_per_device_hour for pool in priced.pools])
+    power = _of_devices(plan, [_power_w(pool) for pool in priced.pools])
     exposed = sum(
         stage.num_devices * (microbatches * estimate.exposed_comm_s + estimate.grad_sync_s)
         for stage, estimate in zip(plan.stages, stages, strict=True)
@@ -86,6 +88,10 @@ def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = N
         source_share=_source_share(job, priced, cache),
         stages=stages,
         fits=all(bool(cost.fits_X[0]) for cost in costs),
+        price_per_hour=price,
+        power_w=power,
+        price_per_million_tokens=price / 3600.0 * step / tokens * 1e6,
+        joule_per_token=power * step / tokens,
         assumptions=_assumptions(job, cluster, priced),
     )
 
@@ -348,6 +354,17 @@ def _lines(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> tuple[tup
 def operations(job: JobSpec, cluster: Cluster, plan: Plan, stage: int) -> tuple[tuple[int, Line], ...]:
     """(how often a microbatch does it, the operation) for all that a stage does, in order; recomputation apart."""
     return _lines(job, _price_plan(job, cluster, plan, {}), stage, {})
+
+
+def _of_devices(plan: Plan, each: Sequence[float | None]) -> float:
+    """The sum over all devices used; 0 where it is not known of some."""
+    if any(value is None for value in each):
+        return 0.0
+    return sum(stage.num_devices * (value or 0.0) for stage, value in zip(plan.stages, each, strict=True))
+
+
+def _power_w(pool: Pool) -> float | None:
+    return pool.power_w if pool.power_w is not None else pool.device.power_w
 
 
 def _stage_s(cost: Costs) -> float:

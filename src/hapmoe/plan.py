@@ -132,6 +132,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stages: tuple[StageEstimate, ...] = ()
     fits: bool = True
     """Every stage within its memory limit."""
+    price_per_hour: float = 0.0
+    """Of the devices used, in the cluster file's currency; 0: some pool used has no price."""
+    power_w: float = 0.0
+    """Of the devices used, as the catalogue or the cluster file rates them; 0: some has none."""
+    price_per_million_tokens: float = 0.0
+    joule_per_token: float = 0.0
+    """At those prices and powers all the time, idle or not."""
     assumptions: tuple[str, ...] = ()
 
 
@@ -148,6 +155,8 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many fell to which rule or bound."""
     reasons: tuple[str, ...] = ()
     """Infeasible: the nearest misses."""
+    objective: str = "step"
+    """What was minimized: step, cost or energy of a token; ``gap`` is of that."""
     believed_step_s: float = 0.0
     """What the planner itself expected of its plan; 0: the same as the estimate."""
 
@@ -168,6 +177,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     launchable: bool = True
     launch_reason: str | None = None
     alternatives: tuple[Plan, ...] = ()
+    pareto: tuple[Plan, ...] = ()
+    """Slower plans that take fewer devices, or less memory at the fullest one (asked for)."""
     estimate: Estimate | None = None
     search: SearchReport | None = None
     inputs: dict[str, str] = {}
@@ -201,5 +212,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     estimate: Estimate | None
     ranked: tuple[tuple[Plan, Estimate], ...] = ()
     """Best first, ``plan`` included."""
+    pareto: tuple[tuple[Plan, Estimate], ...] = ()
+    """Slower ones with fewer devices or less memory, where asked for."""
     gap: float = 0.0
     report: SearchReport | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,14 @@ from hapmoe.cluster import Cluster
 from hapmoe.cost import evaluate, timeline
 from hapmoe.job import JobSpec
 from hapmoe.launch.verdict import runnable_by, verdict
-from hapmoe.plan import Plan, SearchResult
+from hapmoe.plan import Estimate, Plan, SearchResult
 from hapmoe.planfile import dump_plan
 from hapmoe.present import present_plan
 from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first, needs_look
-from hapmoe.search import Problem, Progress, Restrictions, pose_for, search, split_settings
+from hapmoe.search import Problem, Progress, Restrictions, pose_for, search, seeker_for, split_settings
+from hapmoe.search.pareto import fewer_devices, less_memory
+from hapmoe.search.per_pool import degrees_may_differ
+from hapmoe.search.usage import Seeker
 from hapmoe.summary import Comparison
 
 __all__ = ["Planned", "artefacts", "plan_job", "report_of", "trace_of"]
@@ -43,8 +47,14 @@ def plan_job(
     progress: Progress | None = None,
     compare: bool = True,
     restrictions: Restrictions | None = None,
+    objective: str = "step",
+    pareto: bool = False,
 ) -> Planned:
-    """Search, then score the best uniform plan and the script's own degrees with the same oracle."""
+    """Search, then score the best uniform plan and the script's own degrees with the same oracle.
+
+    ``pareto``: also what fewer devices and less memory would take.
+    """
+    began = time.perf_counter()
     settings = (*settings, *back_end_settings(job, backend))
     problem = pose_for(job, cluster, backend, split_settings(planner, settings)[1])
     result = search(
@@ -54,6 +64,7 @@ def plan_job(
         backend=backend,
         settings=settings,
         restrictions=restrictions,
+        objective=objective,
         top=max(top, LOOK_AT) if needs_look(job, backend) else top,
         time_limit_s=time_limit_s,
         progress=progress,
@@ -67,6 +78,9 @@ def plan_job(
         )
         result = legal_first(job, cluster, result, top, otherwise=even)
         assert result.plan is not None and result.estimate is not None
+    if pareto:
+        seeker = seeker_for(job, cluster, backend, restrictions, time_limit_s, started=began)
+        result = msgspec.structs.replace(result, pareto=_slower(problem, result, seeker))
     plan = _finish(job, cluster, result)
     ranked = ((plan, result.estimate), *result.ranked[1:])
     result = msgspec.structs.replace(result, plan=plan, ranked=ranked)
@@ -76,6 +90,13 @@ def plan_job(
         return Planned(result, _comparisons(job, cluster, problem, backend, settings, time_limit_s))
     except KeyboardInterrupt:  # the plan is in hand; it is told without what it compares to
         return Planned(result, ())
+
+
+def _slower(problem: Problem, result: SearchResult, seeker: Seeker) -> tuple[tuple[Plan, Estimate], ...]:
+    """The fastest plans on fewer devices, then those with less memory."""
+    assert result.plan is not None and result.estimate is not None
+    best = result.plan, result.estimate
+    return (*fewer_devices(problem, best, seeker), *less_memory(problem, best, seeker))
 
 
 def _comparisons(
@@ -92,7 +113,21 @@ def _comparisons(
     )
     step = uniform.estimate.step_s if uniform.estimate else None
     note = "equal layers, one recomputation for all stages" if uniform.estimate else "no uniform plan fits"
-    others = _by_back_end(job, cluster, settings, time_limit_s) if backend == "any" else ()
+    others: tuple[Comparison, ...] = ()
+    if degrees_may_differ(job, cluster, backend):
+        same = search(
+            job,
+            cluster,
+            backend=backend,
+            problem=problem,
+            top=1,
+            time_limit_s=time_limit_s,
+            restrictions=Restrictions(uniform_degrees=True),
+        )
+        alike = same.estimate.step_s if same.estimate else None
+        others = (Comparison("the same degrees on all stages", alike, "layers and recomputation per stage"),)
+    if backend == "any":
+        others += tuple(_by_back_end(job, cluster, settings, time_limit_s))
     return Comparison("best uniform plan", step, note), _own_degrees(job, cluster), *others
 
 
@@ -106,6 +141,7 @@ def _finish(job: JobSpec, cluster: Cluster, result: SearchResult) -> Plan:
         plan,
         launchable=launchable,
         launch_reason=None if launchable else reason,
+        pareto=tuple(msgspec.structs.replace(other, estimate=estimate) for other, estimate in result.pareto),
         alternatives=tuple(msgspec.structs.replace(other, estimate=estimate) for other, estimate in result.ranked[1:]),
         estimate=result.estimate,
         search=result.report,

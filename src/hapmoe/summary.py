@@ -17,7 +17,7 @@ from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult, StageEstimat
 from hapmoe.resolve import resolve
 from hapmoe.summary_inputs import render_devices, render_job
 from hapmoe.terminal import cell, item, make_table, say, show_pairs
-from hapmoe.units import format_seconds
+from hapmoe.units import format_bytes, format_seconds
 from hapmoe.wording import (
     DEGREES,
     clean,
@@ -27,6 +27,7 @@ from hapmoe.wording import (
     describe_layers,
     describe_misfits,
     describe_nodes,
+    describe_objective,
     describe_pools,
     describe_ranks,
     describe_recompute,
@@ -100,6 +101,8 @@ def render_plan(
         parts += ["", _show_comparisons(comparisons, estimate.step_s)]
     if others := list_alternatives(result, job, cluster):
         parts += ["", _show_alternatives(plan, estimate, others)]
+    if result.pareto:
+        parts += ["", _show_pareto(plan, estimate, result.pareto)]
     parts += _show_caveats(plan, estimate, job, cluster)
     if not plan.launchable:
         reason = plan.launch_reason or f"the {plan.backend} back end cannot express it"
@@ -271,7 +274,7 @@ def _show_memory(cost: StageEstimate) -> Text:
 
 def _show_search(estimate: Estimate, search: SearchReport, elapsed: float) -> RenderableType:
     sentence = describe_certificate(estimate, search)
-    parts = [sentence[0].upper() + sentence[1:] + "."]
+    parts = [describe_objective(estimate, search), sentence[0].upper() + sentence[1:] + "."]
     if search.considered:
         cut = sorted(search.pruned.items(), key=lambda item: -item[1])
         words = ", ".join(f"{count:,} by {clean(rule)}" for rule, count in cut[:4])
@@ -281,7 +284,7 @@ def _show_search(estimate: Estimate, search: SearchReport, elapsed: float) -> Re
         parts.append(f"With nothing exposed and perfect balance a step would take {format_seconds(estimate.ideal_s)}.")
     if elapsed:
         parts.append(f"The command took {format_seconds(elapsed)}.")
-    return say(" ".join(parts))
+    return say(" ".join(part for part in parts if part))
 
 
 def _show_comparisons(comparisons: Sequence[Comparison], step_s: float) -> RenderableType:
@@ -304,6 +307,22 @@ def _show_alternatives(plan: Plan, estimate: Estimate, others: Sequence[tuple[Pl
     for rank, (other, cost) in enumerate(others, start=2):
         slower = describe_slowdown(estimate.step_s, cost.step_s)
         table.add_row(str(rank), format_seconds(cost.step_s), slower, describe_difference(plan, other))
+    return table
+
+
+def _show_pareto(plan: Plan, estimate: Estimate, others: Sequence[tuple[Plan, Estimate]]) -> RenderableType:
+    table = make_table("with less", "step", "longer", "devices", "fullest device")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for other, cost in others:
+        fewer = other.num_devices < plan.num_devices
+        table.add_row(
+            "devices" if fewer else "memory",
+            format_seconds(cost.step_s),
+            describe_slowdown(estimate.step_s, cost.step_s),
+            str(other.num_devices),
+            format_bytes(max(stage.memory_bytes for stage in cost.stages)),
+        )
     return table
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "describe_layers",
     "describe_misfits",
     "describe_nodes",
+    "describe_objective",
     "describe_pools",
     "describe_ranks",
     "describe_recompute",
@@ -195,6 +196,17 @@ def describe_certificate(estimate: Estimate, search: SearchReport) -> str:
     if search.gap <= 0:
         return f"best found{took}, without a proof"
     return f"best found when the search was stopped{after}; gap at most {format_percent(search.gap)}{bound}"
+
+
+def describe_objective(estimate: Estimate, search: SearchReport) -> str:
+    """What was minimized and how much of it a token takes; empty for the step."""
+    if search.objective == "cost":
+        per_hour = f"{estimate.price_per_hour:,.2f} an hour for the devices used"
+        return f"Minimized: the price of a token; a million takes {estimate.price_per_million_tokens:.4g} ({per_hour})."
+    if search.objective == "energy":
+        power = f"{estimate.power_w / 1000:,.1f} kW of rated power"
+        return f"Minimized: the energy of a token, {estimate.joule_per_token:.4g} J ({power} for the devices used)."
+    return ""
 
 
 def describe_speedup(ours_s: float, other_s: float) -> str:

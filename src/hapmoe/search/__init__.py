@@ -13,13 +13,26 @@ from hapmoe.plan import Recompute, SearchResult
 from hapmoe.pricing import recompute_menu
 from hapmoe.search.exact import Progress, search_exact
 from hapmoe.search.narrow import MANY, narrow
+from hapmoe.search.objective import OBJECTIVES, rates_of, search_objective
 from hapmoe.search.per_pool import degrees_may_differ, own_rules, search_per_pool
 from hapmoe.search.pins import parse_pins
 from hapmoe.search.problem import Problem, price_space
 from hapmoe.search.restricted import Restrictions, search_restricted
 from hapmoe.search.space import build_space
+from hapmoe.search.usage import Seeker
 
-__all__ = ["COST_ONLY", "PLANNERS", "Problem", "Progress", "Restrictions", "pose_for", "search", "split_settings"]
+__all__ = [
+    "COST_ONLY",
+    "OBJECTIVES",
+    "PLANNERS",
+    "Problem",
+    "Progress",
+    "Restrictions",
+    "pose_for",
+    "search",
+    "seeker_for",
+    "split_settings",
+]
 
 
 PLANNERS = {
@@ -51,15 +64,18 @@ def search(
     progress: Progress | None = None,
     problem: Problem | None = None,
     restrictions: Restrictions | None = None,
+    objective: str = "step",
 ) -> SearchResult:
     """The fastest plan that ``backend`` can express, as ``planner`` sees it.
 
     ``problem`` saves pricing when it was posed before, with the same ``settings``. ``restrictions`` take
-    something from the exact search.
+    something from the exact search. ``objective``: see ``OBJECTIVES``; "fastest" is then "cheapest".
     """
     began = time.perf_counter()
     settings = tuple(settings)
     _check(job, planner, restrictions)
+    if objective != "step":
+        _check_objective(cluster, planner, restrictions, objective)
     own, pins = split_settings(planner, settings)
     if planner not in ("exact", "uniform", "hs-dp"):
         from hapmoe.search.baselines import Case, search_baseline
@@ -75,6 +91,12 @@ def search(
         from hapmoe.search.hsdp import search_hsdp
 
         return search_hsdp(problem, **own, backend=backend, top=top, time_limit_s=time_limit_s, started=began)
+    if objective != "step":
+        seeker = seeker_for(job, cluster, backend, restrictions, time_limit_s, started=began)
+        fastest = search(
+            job, cluster, backend=backend, problem=problem, restrictions=restrictions, time_limit_s=time_limit_s
+        )
+        return search_objective(problem, objective, seeker, fastest, top=top, started=began, progress=progress)
     if restrictions:
         return search_restricted(
             problem,
@@ -123,6 +145,28 @@ def _check(job: JobSpec, planner: str, restrictions: Restrictions | None) -> Non
             where="global_batch_size",
             hint="give --global-batch-size",
         )
+
+
+def _check_objective(cluster: Cluster, planner: str, restrictions: Restrictions | None, objective: str) -> None:
+    if planner != "exact" or restrictions:
+        raise InputError(f"{objective} is minimized by exact alone, without restrictions", where="--objective")
+    rates_of(cluster, objective)
+
+
+def seeker_for(
+    job: JobSpec,
+    cluster: Cluster,
+    backend: str,
+    restrictions: Restrictions | None = None,
+    time_limit_s: float | None = None,
+    *,
+    started: float,
+) -> Seeker:
+    """How plans on some of the nodes are searched for this job and back end."""
+    apart = restrictions is None or not restrictions.uniform_degrees
+    mixed = apart and degrees_may_differ(job, cluster, backend)
+    deadline = float("inf") if time_limit_s is None else started + time_limit_s
+    return Seeker("exact", backend, own_rules(backend), deadline, mixed)
 
 
 OWN = {"hs-dp": ("delta", "eta")}

@@ -28,7 +28,7 @@ from hapmoe.search.solve import solve_group, solve_points
 from hapmoe.search.space import count_points
 from hapmoe.search.state import OutOfTimeError, Progress, State, pause
 
-__all__ = ["Progress", "search_exact"]
+__all__ = ["Progress", "explore", "search_exact"]
 
 FIRST_CHUNK, MOST_CHUNK = 64, 1024
 """Options whose stage counts are expanded at once: few at first, then more and more."""
@@ -59,7 +59,14 @@ def search_exact(
     state.pruned.update(problem.space.dropped)
     if not len(problem.space.options):
         return _infeasible(problem, state, began)
-    cut = False
+    cut = explore(problem, state, top)
+    if not state.found:
+        return _infeasible(problem, state, began, cut=cut)
+    return _result(problem, state, began, planner, backend, top)
+
+
+def explore(problem: Problem, state: State, top: int = 1) -> bool:
+    """Everything below ``state.best`` into ``state.found``; True where the time limit or the user cut it."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         bound_K, possible_K = option_bounds(problem)
         state.pruned["memory"] += int((~possible_K).sum())
@@ -72,10 +79,8 @@ def search_exact(
             if isinstance(stop, KeyboardInterrupt) and not state.found:
                 raise
             state.open_bound = state.lower_bound()
-            cut = True
-    if not state.found:
-        return _infeasible(problem, state, began, cut=cut)
-    return _result(problem, state, began, planner, backend, top)
+            return True
+    return False
 
 
 def _search_all(problem: Problem, state: State, order: IntArray, bound_K: FloatArray, top: int) -> None:
