@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 
 import msgspec
 
@@ -66,13 +66,14 @@ def random_job(rng: random.Random, layers: int) -> JobSpec:
     return JobSpec(name="random", model=model, training=training, present=Present(), entry="pretrain_gpt.py")
 
 
-def random_cluster(rng: random.Random, devices: int) -> Cluster:
+def random_cluster(rng: random.Random, devices: int, kinds_wanted: int = 2) -> Cluster:
     catalog = load_catalog()
-    kinds = rng.sample(["h800-80g-sxm", "mi300x-192g", "a100-80g-sxm", "ascend-910b", "h20-96g-sxm"], 2)
-    shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]
+    kinds = rng.sample(["h800-80g-sxm", "mi300x-192g", "a100-80g-sxm", "ascend-910b", "h20-96g-sxm"], kinds_wanted)
+    shapes = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), *([(1, 8), (2, 4)] if devices > 8 else [])]
     pools = []
-    for name, kind in zip(("fast", "slow"), kinds, strict=True):
-        fitting = [s for s in shapes if s[0] * s[1] <= devices // 2]
+    names = ("fast", "slow", "other")[:kinds_wanted]
+    for name, kind in zip(names, kinds, strict=True):
+        fitting = [s for s in shapes if s[0] * s[1] <= max(devices // kinds_wanted, 1)]
         nodes, each = rng.choice(fitting)
         pools.append(
             Pool(
@@ -85,8 +86,9 @@ def random_cluster(rng: random.Random, devices: int) -> Cluster:
                 ),
             )
         )
-    links = (
-        Link(between=("fast", "slow"), bytes_per_s=rng.choice([1e9, 12.5e9, 50e9]), latency_s=1e-5, transport="gloo"),
+    links = tuple(
+        Link(between=pair, bytes_per_s=rng.choice([1e9, 12.5e9, 50e9]), latency_s=1e-5, transport="gloo")
+        for pair in combinations(names, 2)
     )
     return Cluster(pools=tuple(pools), links=links if rng.random() < 0.9 else ())
 

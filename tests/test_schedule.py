@@ -57,6 +57,15 @@ def test_long_interleaved_runs_are_not_cut_short(pipeline: tuple, rounds: int) -
     assert interleaved_ends(forward, backward, send, rounds * pp, pp) == pytest.approx(played, rel=1e-9)
 
 
+@settings(max_examples=60, deadline=None)
+@given(pipelines(most_vpp=1), st.integers(20, 300))
+def test_long_runs_are_not_cut_short(pipeline: tuple, microbatches: int) -> None:
+    """The same without virtual stages, where rounds that repeat are skipped."""
+    forward, backward, send, _ = pipeline
+    flat = [row[0] for row in forward], [row[0] for row in backward], send[: len(forward) - 1], microbatches
+    assert one_f_one_b_ends(*flat) == pytest.approx(simulation.one_f_one_b(*flat), rel=1e-9)
+
+
 @settings(max_examples=150, deadline=None)
 @given(pipelines(most_vpp=3))
 def test_events_are_a_schedule(pipeline: tuple) -> None:

@@ -39,12 +39,17 @@ def _pins(rng: random.Random, devices: int) -> dict[str, set[int]]:
     return pins
 
 
-def run_space(seed: int) -> str:
+def run_space(
+    seed: int,
+    devices_of: tuple[int, ...] = (2, 4, 4, 8),
+    layers_of: tuple[int, ...] = (2, 3, 4, 5, 6, 8),
+    kinds_of: tuple[int, ...] = (),
+) -> str:
     """One random space; the outcome in a word. Fails where search and brute force differ."""
     rng = random.Random(seed)
-    devices = rng.choice([2, 4, 4, 8])
-    job = random_job(rng, rng.choice([2, 3, 4, 5, 6, 8]))
-    cluster = random_cluster(rng, devices)
+    devices = rng.choice(devices_of)
+    job = random_job(rng, rng.choice(layers_of))
+    cluster = random_cluster(rng, devices, rng.choice(kinds_of) if kinds_of else 2)
     pins = _pins(rng, devices)
     menu = (recompute_menu(job)[0], *rng.sample(recompute_menu(job)[1:-1], 1), recompute_menu(job)[-1])
     plans = list(islice(all_plans(job, cluster, menu, pins), MOST_PLANS + 1))

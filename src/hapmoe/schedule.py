@@ -59,6 +59,10 @@ class Timeline:
     end_s: float
 
 
+LOOK = 8
+"""Rounds after which it is looked at whether they repeat."""
+
+
 def one_f_one_b_ends(
     forward: Sequence[Any],
     backward: Sequence[Any],
@@ -95,7 +99,23 @@ def one_f_one_b_ends(
                 note("send", i, k, 0, done - send[i], done)
             clock[i] = clock[i + 1] = done
     ends: list[Any] = clock
+    before: list[Any] = []
+    skipped = 0
     for j in range(num_microbatches):
+        # As long as every stage has forwards left, a round is a maximum of clocks plus constants: once all
+        # clocks moved on by the same time, they do in every such round to come.
+        rounds = num_microbatches - max(warmup[0], 1) - j
+        if before and rounds > 0:
+            moved = clock[0] - before[0]
+            if _alike([now - then for now, then in zip(clock, before, strict=True)], moved):
+                clock = [now + rounds * moved for now in clock]
+                skipped = rounds
+        before = []
+        if skipped:
+            skipped -= 1
+            continue
+        if note is None and j % LOOK == 0:
+            before = list(clock)
         # The last stage turns around at once: forward and backward of the same microbatch.
         turned = clock[last] + forward[last]
         done = turned + backward[last]
@@ -120,6 +140,15 @@ def one_f_one_b_ends(
             if final:
                 ends[i] = clock[i]
     return ends
+
+
+def _alike(moved: list[Any], by: Any) -> bool:
+    """Did all clocks (of all pipelines looked at side by side) move by the same time?"""
+    for one in moved:
+        drift = abs(one - by) > 1e-11 * by
+        if drift if isinstance(drift, bool) else drift.any():
+            return False
+    return True
 
 
 def microbatch_groups(num_microbatches: int, vpp: int, group: int) -> list[tuple[int, int]]:

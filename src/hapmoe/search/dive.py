@@ -9,8 +9,10 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
+from hapmoe.search.bounds import heavy_class
 from hapmoe.search.capacity import capacity_bounds
 from hapmoe.search.expand import distinct, expand_orders, fullest_counts
 from hapmoe.search.points import Points
@@ -19,90 +21,114 @@ from hapmoe.search.reach import point_bounds
 from hapmoe.search.solve import solve_group
 from hapmoe.search.state import State, pause
 
-__all__ = ["first_plan", "some_options"]
+__all__ = ["first_plan"]
 
-SEEDS = 24
-"""Options that are tried with their fullest stage counts at once (fewer where pools stand in many orders)."""
+SEEDS = 48
+"""Options that are tried at once."""
 RANKED = 1024
 """Options with the lowest bounds whose memory is looked at before the first are tried."""
+PARTS = (1, 2, 4)
+"""Stages that are tried of each pool: all, every second, every fourth."""
 TRIALS = (1.1, 1.25, 1.5, 2.0, 4.0, 16.0, np.inf)
 """How much slower than its lowest bound the first plan may be, one after the other: a ceiling cuts."""
-TRIED, SAME = 12, 3
-"""Grid points that are tried at once, and how many of them may have one option."""
-ROUNDS = 4
-"""How often the surroundings of the best plan are looked at."""
+TRIED, SAME = 8, 2
+"""Grid points that are tried at once, without and then with virtual stages, and how many of them may
+have one option."""
+ROUNDS = 8
+"""How often the surroundings of the best plan, and other options, are looked at."""
 
 
 def first_plan(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
     """Some good plan of the options in ``order``, by bound; nothing in ``state`` if none was met."""
-    size = some_options(problem)
     for begin in range(0, len(order), RANKED):
         some = order[begin : begin + RANKED]
         better = capacity_bounds(problem, some, bound_K[some], np.inf)
         ranked = some[np.argsort(better, kind="stable")]
-        for at in range(0, len(ranked), size):
-            option, stages = fullest_counts(problem, ranked[at : at + size])
-            if len(option) and _try(problem, state, option, stages):
-                _around(problem, state)
+        for at in range(0, len(ranked), SEEDS):
+            points, low = _likely(problem, ranked[at : at + SEEDS])
+            if np.isfinite(low).any() and _try(problem, state, points, low):
                 return
             pause(state)
 
 
-def some_options(problem: Problem) -> int:
-    """How many options are tried at once."""
-    return max(2, SEEDS * 4 // max(len(problem.space.orders), 4))
+def _likely(problem: Problem, option_K: IntArray) -> tuple[Points, FloatArray]:
+    """Grid points of some options where the fastest plan may be, and their bounds."""
+    option, stages = fullest_counts(problem, option_K)
+    step = np.maximum(problem.space.step_KP[option], 1)
+    fewer = [stages // (step * part) * step for part in PARTS]
+    option, stages = distinct(problem, np.tile(option, len(PARTS)), np.concatenate(fewer))
+    points, _ = expand_orders(problem, option, stages, np.zeros(len(option)), np.inf)
+    points = points.take(_by_speed(problem, points))
+    low, _ = point_bounds(problem, points, np.zeros(len(points)), np.inf)
+    return points, low
 
 
-def _try(problem: Problem, state: State, option_G: IntArray, stages_GP: IntArray) -> bool:
-    """Look for a plan on some options with stage counts, under a ceiling that rises until there is one."""
-    points, floor = expand_orders(problem, option_G, stages_GP, np.zeros(len(option_G)), np.inf)
-    if not len(points):
-        return False
-    low, _ = point_bounds(problem, points, floor, np.inf)
-    if np.isinf(low).all():
-        return False
-    known = state.best
+def _try(problem: Problem, state: State, points: Points, low_G: FloatArray) -> bool:
+    """Look for a plan among some points, under a ceiling that rises until there is one, then for better ones."""
+    known, seen = state.best, set[tuple[int, ...]]()
     for trial in TRIALS:
-        state.best = min(known, trial * float(low.min()))
-        _solve_some(problem, state, points, low)
+        state.best = min(known, trial * float(low_G.min()))
+        _solve_some(problem, state, points, low_G, set())
         if state.found:
-            return True
-    state.best = known
-    return False
-
-
-def _around(problem: Problem, state: State) -> None:
-    """More or fewer stages on each pool than the best plan has."""
-    moves = np.asarray(list(product((-1, 0, 1), repeat=len(problem.tables))), np.int64)
-    for _ in range(ROUNDS):
-        best, setting, _ = state.found[-1]
-        k = setting.option
-        stages = np.asarray(setting.stages_P) + moves * problem.space.step_KP[k]
-        stages = stages[((stages >= 0) & (stages <= problem.space.most_KP[k])).all(axis=1)]
-        option, stages = distinct(problem, np.full(len(stages), k), stages)
-        points, floor = expand_orders(problem, option, stages, np.zeros(len(option)), state.best)
-        if len(points):
-            _solve_some(problem, state, points, floor)
-        if state.best >= best:
-            return
-
-
-def _solve_some(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
-    """Try the grid points with the lowest bounds below the best step, a few of each option."""
-    bound, high = point_bounds(problem, points, floor_G, state.best)
-    taken: dict[int, int] = {}
-    chosen: list[int] = []
-    for g in np.argsort(bound, kind="stable").tolist():
-        k = int(points.option_G[g])
-        if bound[g] >= state.best or len(chosen) == TRIED:
             break
-        if taken.get(k, 0) < SAME:
-            taken[k] = taken.get(k, 0) + 1
-            chosen.append(g)
-    for vpp in sorted(set(points.vpp_G[chosen].tolist())):
-        group = [g for g in chosen if points.vpp_G[g] == vpp]
-        settings = settings_of(problem, points.take(np.asarray(group)))
-        mine = state.may(problem, settings)
-        group, settings = [group[number] for number in mine], [settings[number] for number in mine]
-        if settings:
-            solve_group(problem, state, settings, bound[group], [high[g] for g in group], quick=True)
+    else:
+        state.best = known
+        return False
+    for _ in range(ROUNDS):
+        best = state.best
+        _around(problem, state, seen)
+        _solve_some(problem, state, points, low_G, seen)
+        if state.best >= best:
+            break
+    return True
+
+
+def _by_speed(problem: Problem, points: Points) -> NDArray[np.bool_]:
+    """[G] do the pools stand from slow to fast?"""
+    heavy, _ = heavy_class(problem)
+    layer_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)
+    orders = problem.space.orders
+    width = max(len(order) for order in orders)
+    table = np.asarray([[*order, *[order[-1]] * (width - len(order))] for order in orders], np.int64)
+    speeds = np.take_along_axis(layer_KP[points.option_G], table[points.order_G], axis=1)
+    return np.asarray((np.diff(speeds, axis=1) <= 0).all(axis=1))
+
+
+def _around(problem: Problem, state: State, seen: set[tuple[int, ...]]) -> None:
+    """More or fewer stages on each pool than the best plan has, in all orders of pools."""
+    moves = np.asarray(list(product((-1, 0, 1), repeat=len(problem.tables))), np.int64)
+    _, setting, _ = state.found[-1]
+    k = setting.option
+    stages = np.asarray(setting.stages_P) + moves * problem.space.step_KP[k]
+    stages = stages[((stages >= 0) & (stages <= problem.space.most_KP[k])).all(axis=1)]
+    option, stages = distinct(problem, np.full(len(stages), k), stages)
+    points, floor = expand_orders(problem, option, stages, np.zeros(len(option)), state.best)
+    _solve_some(problem, state, points, floor, seen, same=TRIED)
+
+
+def _solve_some(
+    problem: Problem, state: State, points: Points, floor_G: FloatArray, seen: set[tuple[int, ...]], same: int = SAME
+) -> None:
+    """Try the grid points with the lowest bounds below the best step that were not seen, a few of each option."""
+    for flat in (True, False):
+        low = np.flatnonzero(((points.vpp_G == 1) == flat) & (floor_G < state.best))
+        some = points.take(low)
+        bound, high = point_bounds(problem, some, floor_G[low], state.best)
+        taken: dict[int, int] = {}
+        chosen: list[int] = []
+        for g in np.argsort(bound, kind="stable").tolist():
+            if bound[g] >= state.best or len(chosen) == TRIED:
+                break
+            k = int(some.option_G[g])
+            key = (k, int(some.order_G[g]), int(some.vpp_G[g]), *some.stages_GP[g].tolist())
+            if taken.get(k, 0) < same and key not in seen:
+                seen.add(key)
+                taken[k] = taken.get(k, 0) + 1
+                chosen.append(g)
+        for vpp in sorted(set(some.vpp_G[chosen].tolist())):
+            group = [g for g in chosen if some.vpp_G[g] == vpp and bound[g] < state.best]
+            settings = settings_of(problem, some.take(np.asarray(group, np.int64)))
+            mine = state.may(problem, settings)
+            group, settings = [group[number] for number in mine], [settings[number] for number in mine]
+            if settings:
+                solve_group(problem, state, settings, bound[group], [high[g] for g in group], quick=True)

@@ -19,7 +19,7 @@ from hapmoe.options import FloatArray, IntArray
 from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult
 from hapmoe.search.bounds import option_bounds
 from hapmoe.search.capacity import capacity_bounds
-from hapmoe.search.dive import first_plan, some_options
+from hapmoe.search.dive import first_plan
 from hapmoe.search.expand import expand_counts, expand_orders, fullest_counts
 from hapmoe.search.misses import nearest_misses
 from hapmoe.search.problem import Problem, Setting, make_plan, settings_of
@@ -96,7 +96,7 @@ def _search_all(problem: Problem, state: State, order: IntArray, bound_K: FloatA
     _search_options(problem, state, order, bound_K)
     state.bound = np.inf
     if top > 1 and not state.uniform and state.found:
-        _runners_up(problem, state, seeds[: some_options(problem)], top)
+        _runners_up(problem, state, seeds[:LIKELY], top)
 
 
 def _search_options(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
@@ -136,6 +136,8 @@ def _search_counts(
         solve_points(problem, state, points, floor)
 
 
+LIKELY = 24
+"""Options with the lowest bounds among which the next-best plans are looked for."""
 RUNNERS_UP = 24
 """Grid points looked at for the next-best plans, and by how much slower they may be."""
 SLOWER = 1.3

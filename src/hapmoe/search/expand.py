@@ -21,6 +21,8 @@ FEW_VECTORS = 3000
 """Stage counts of one size that are listed once for all its options."""
 MOST_VECTORS = 100_000
 """Stage counts of one option that are listed; beyond it the option stays open (the gap says so)."""
+TOGETHER = 32_768
+"""Stage counts bounded together: what they take in memory."""
 
 
 def fullest_counts(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntArray]:
@@ -79,11 +81,16 @@ def expand_counts(
                 parts.append(_fast_enough(problem, np.asarray([k]), vectors, best_s))
     option, stages = (np.concatenate(column) for column in zip(*parts, strict=True))
     option, stages = distinct(problem, option, stages, unique=False)
-    bound = count_bounds(problem, option, stages) if len(option) else np.zeros(0)
+    bound = np.full(len(option), np.inf)
+    for begin in range(0, len(option), TOGETHER):
+        some = slice(begin, begin + TOGETHER)
+        bound[some] = count_bounds(problem, option[some], stages[some])
+        low = np.flatnonzero(bound[some] < best_s) + begin
+        if np.isfinite(best_s) and len(low):
+            several = may_interleave(problem.job, stages[low].sum(axis=1), problem.microbatches_K[option[low]])
+            enough = counts_suffice(problem, option[low], stages[low], np.where(several, 0, 1), best_s)
+            bound[low[~enough]] = np.inf
     keep = np.flatnonzero(bound < best_s)
-    if np.isfinite(best_s) and len(keep):
-        several = may_interleave(problem.job, stages[keep].sum(axis=1), problem.microbatches_K[option[keep]])
-        keep = keep[counts_suffice(problem, option[keep], stages[keep], np.where(several, 0, 1), best_s)]
     keep = keep[np.argsort(bound[keep], kind="stable")]
     return option[keep], stages[keep], bound[keep], unlisted
 
