@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_oracle import config_refuses, groups, groups_refuse, parallel_state
 
+from hapmoe.backends import capabilities
 from hapmoe.cluster import Cluster
 from hapmoe.job import Argument, JobSpec
 from hapmoe.plan import Plan, Recompute
 from hapmoe.present import present_plan
 from hapmoe.resolve import resolve
 from hapmoe.rules import FORM, RULES, check
+from hapmoe.rules.hetero import remarks
 
 JOB = b.job()
 DENSE = b.job(moe=None)
@@ -437,6 +439,15 @@ def test_samplers_that_depend_on_dp() -> None:
     assert not check(b.job(argv="--dataloader-type single"), TWO, UNEQUAL)
     same = with_runtime({"tp": 2, "dp": 4, "ep": 8}, {"dp": 4, "ep": 4})
     assert not [one for one in check(b.job(argv="--dataloader-type cyclic"), TWO, same) if one.rule == "stages-flags"]
+
+
+def test_auxiliary_loss_of_unequal_replicas_is_remarked() -> None:
+    """Megatron averages aux_loss over the tokens of one data-parallel rank (measured: dp 2 differs from dp 1)."""
+    weighted = "--moe-router-load-balancing-type {} --moe-aux-loss-coeff 1e-2"
+    backend = capabilities("megatron-hetero")
+    for kind, plan, many in (("aux_loss", UNEQUAL, 1), ("seq_aux_loss", UNEQUAL, 0), ("aux_loss", ALIKE, 0)):
+        job = b.job(argv=weighted.format(kind))
+        assert len(remarks(job, TWO, resolve(job, TWO, plan), backend)) == many
 
 
 def test_resolving_twice_is_resolving_once() -> None:

@@ -17,6 +17,7 @@ from hapmoe.launch.verdict import runnable_by, verdict
 from hapmoe.plan import Estimate, Plan, SearchResult
 from hapmoe.planfile import dump_plan
 from hapmoe.present import present_plan
+from hapmoe.rules.hetero import remarks
 from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first, needs_look
 from hapmoe.search import Problem, Progress, Restrictions, pose_for, search, seeker_for, split_settings
 from hapmoe.search.pareto import fewer_devices, less_memory
@@ -137,8 +138,10 @@ def _finish(job: JobSpec, cluster: Cluster, result: SearchResult) -> Plan:
     plan = result.plan
     plan = _first_that_runs(job, cluster, plan)
     launchable, reason = verdict(job, cluster, plan)
+    said = remarks(job, cluster, plan, backends.capabilities(plan.backend))
     return msgspec.structs.replace(
         plan,
+        notes=(*plan.notes, *said),
         launchable=launchable,
         launch_reason=None if launchable else reason,
         pareto=tuple(msgspec.structs.replace(other, estimate=estimate) for other, estimate in result.pareto),

@@ -15,7 +15,7 @@ from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Stage
 from hapmoe.rules.base import Broken, Context, Rule, degrees
 
-__all__ = ["RULES", "degrees_may_differ"]
+__all__ = ["RULES", "degrees_may_differ", "remarks"]
 
 Found = Iterator[Broken]
 
@@ -27,6 +27,8 @@ _REFUSED = {
     "--use-tp-pp-dp-mapping": "puts pipeline ranks inside data parallelism",
     "--rampup-batch-size": "changes the sequences per microbatch of all stages by one data-parallel size",
     "--variable-seq-lengths": "exchanges tensor shapes between stages, whose tensors differ",
+    "--hierarchical-context-parallel-sizes": "cuts the sequence in another way, which is not verified",
+    "--use-ring-exchange-p2p": "needs one rank per stage on its ring",
     "--hybrid-context-parallel": "builds context groups over one data-parallel size",
     "--overlap-moe-expert-parallel-comm": "runs another schedule, which is not verified",
     "--reuse-grad-buf-for-mxfp8-param-ag": "is not verified",
@@ -135,6 +137,21 @@ RULES = (
     Rule("stages-checkpoint", "checkpoints outlive plans", "transformer_block.py, sharded_state_dict", _checkpoint),
     Rule("stages-flags", "features that count on one mesh for all stages", _RUN, _flags),
 )
+
+
+def remarks(job: JobSpec, cluster: Cluster, plan: Plan, backend: Capabilities) -> tuple[str, ...]:
+    """What such a plan trains as Megatron means it, but not as another plan would."""
+    context = Context(job, cluster, plan, backend)
+    kinds = context.flag_values("--moe-router-load-balancing-type") or ("aux_loss",)
+    weights = context.flag_values("--moe-aux-loss-coeff") or ("0",)
+    replicas = {(stage.dp, stage.cp) for stage in plan.stages}
+    on = job.model.moe is not None and any(weight.strip("0.") for weight in weights)
+    if not (_applies(context) and on and len(replicas) > 1 and {"aux_loss", "global_aux_loss"} & set(kinds)):
+        return ()
+    return (
+        "aux_loss depends on the tokens of one data-parallel rank (in Megatron too): its strength differs between "
+        "stages of unequal dp; seq_aux_loss does not",
+    )
 
 
 def degrees_may_differ(job: JobSpec, cluster: Cluster, backend: Capabilities) -> bool:
