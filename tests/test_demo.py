@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from hapmoe.measured import Piece
 from hapmoe.planfile import load_plan
 
 
-def rows(folder: Path, event: str) -> list[list[dict[str, object]]]:
+def rows(folder: Path, event: str) -> list[list[dict[str, Any]]]:
     """What each rank of a training wrote, in rank order."""
     ranks = [map(json.loads, path.read_text().splitlines()) for path in sorted(folder.glob("rank*.jsonl"))]
     return [[row for row in rank if row["event"] == event] for rank in ranks]
@@ -50,8 +51,9 @@ def test_profile_plan_launch_compare(tmp_path: Path) -> None:
     for trained in (best, uniform):
         assert isinstance(trained, Trained) and len(trained.busy_s) == 2 and trained.step_s > 0
         place = folder / f"{trained.name}-losses"
-        starts = [rank[0] for rank in rows(place, "start")]
-        assert [len(start["layers"][0]) for start in starts] == [stage.num_layers for stage in trained.plan.stages]  # type: ignore[index]
+        held = [[layer for chunk in rank[0]["layers"] for layer in chunk] for rank in rows(place, "start")]
+        assert [len(layers) for layers in held] == [stage.num_layers for stage in trained.plan.stages]
+        assert sorted(sum(held, [])) == list(range(LAYERS))
         losses.append([row["loss"] for row in rows(place, "iteration")[0]])
     assert len(losses[0]) == 6 and losses[0] == pytest.approx(losses[1], rel=1e-5)
 
