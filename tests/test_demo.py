@@ -53,7 +53,7 @@ def test_profile_plan_launch_compare(tmp_path: Path) -> None:
         place = folder / f"{trained.name}-losses"
         held = [[layer for chunk in rank[0]["layers"] for layer in chunk] for rank in rows(place, "start")]
         assert [len(layers) for layers in held] == [stage.num_layers for stage in trained.plan.stages]
-        assert sorted(sum(held, [])) == list(range(LAYERS))
+        assert sorted(layer for layers in held for layer in layers) == list(range(LAYERS))
         losses.append([row["loss"] for row in rows(place, "iteration")[0]])
     assert len(losses[0]) == 6 and losses[0] == pytest.approx(losses[1], rel=1e-5)
 
