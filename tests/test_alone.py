@@ -116,3 +116,26 @@ def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     tables.save(tmp_path, msgspec.structs.replace(table, rows=done))
     assert missing_of(str(tmp_path), table, rows) == rows[5:]
     assert not any(isinstance(row, Collective) for row in rows)
+
+
+def test_a_rank_that_ended_is_named() -> None:
+    """torchrun's report as torch prints it: the root cause comes last, its peers were only stopped."""
+    from hapmoe.cli_alone import _why
+
+    report = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+hapmoe FAILED
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 11)
+------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 12)
+"""
+    assert _why(report) == "rank 1 ended with code -9"
+    assert _why("RuntimeError: Timed out waiting 8000ms for recv\n") == (
+        "a rank failed: RuntimeError: Timed out waiting 8000ms for recv"
+    )

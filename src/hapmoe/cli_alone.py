@@ -246,8 +246,19 @@ def _torchrun(ranks: int, folder: str) -> int:
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run(command, env=os.environ | threads, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        said = next((line for line in done.stderr.splitlines() if "hapmoe:" in line or "Error" in line), "")
-        click.echo(f"A rank stopped: {said.strip()[:200]}")
+        click.echo(f"Stopped: {_why(done.stderr)}.")
         if os.path.isdir(folder):
             click.echo(f"What was measured until then is in {folder}/; the same command goes on from there.")
     return 1 if done.returncode else 0
+
+
+def _why(errors: str) -> str:
+    """What torchrun's report says of the first rank that failed."""
+    import re
+
+    told = re.search(r"^\S*\s*(?:\w+\.)*(\w*Error: .+)$", errors.replace("ChildFailedError: ", ""), re.M)
+    root = errors.rpartition("Root Cause")[2]
+    rank = re.search(r"^\s*rank\s*:\s*(\d+)", root, re.M)
+    code = re.search(r"^\s*exitcode\s*:\s*(-?\d+)", root, re.M)
+    place = f"rank {rank[1]} ended with code {code[1]}" if rank and code else "a rank failed"
+    return f"{place}: {told[1][:160]}" if told else place

@@ -88,8 +88,13 @@ def _all(
         chosen: list[Any] = [(keys if again else missing_of(folder, table, keys), run.id) if first else None]
         dist.broadcast_object_list(chosen)  # all ranks measure what the first one lacks
         keys, run_id = chosen[0]
-        rows, refused = [], {}
+        rows: list[Any] = []
+        refused: dict[str, str] = {}
+        last = ""
         for row, said in measure_group(machine, shape, nodes, per_node, keys, run_id, 0.2):
+            if first and rows and row.collective != last:  # a rank that dies takes only its own collective along
+                tables.save(folder, msgspec.structs.replace(table, runs=(run,), rows=tuple(rows)))
+            last = row.collective
             if said:
                 refused[row.collective] = said
             else:
