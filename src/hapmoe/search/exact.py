@@ -89,7 +89,8 @@ def _search_all(problem: Problem, state: State, order: IntArray, bound_K: FloatA
     if len(order):
         state.bound = float(bound_K[order[0]])
     if not state.uniform:
-        first_plan(problem, state, order, bound_K)
+        if np.isinf(state.best):  # else a ceiling is known, and there may be no plan below it
+            first_plan(problem, state, order, bound_K)
         order = order[bound_K[order] < state.best]
         bound_K[order] = capacity_bounds(problem, order, bound_K[order], state.best)
         seeds = order = order[np.argsort(bound_K[order], kind="stable")]
