@@ -256,7 +256,7 @@ def _why(errors: str) -> str:
     """What torchrun's report says of the first rank that failed."""
     import re
 
-    told = re.search(r"^\S*\s*(?:\w+\.)*(\w*Error: .+)$", errors.replace("ChildFailedError: ", ""), re.M)
+    told = re.search(r"^(?:\[\w+\]:)?\s*(?:\w+\.)*(\w*Error: .+)$", errors.replace("ChildFailedError: ", ""), re.M)
     root = errors.rpartition("Root Cause")[2]
     rank = re.search(r"^\s*rank\s*:\s*(\d+)", root, re.M)
     code = re.search(r"^\s*exitcode\s*:\s*(-?\d+)", root, re.M)
