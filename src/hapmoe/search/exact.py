@@ -111,8 +111,9 @@ def _search_options(problem: Problem, state: State, order: IntArray, bound_K: Fl
         state.bound = float(min(bound_K[chunk[0]], bound_K[postponed].min(initial=np.inf)))
         option, stages, bound, unlisted = expand_counts(problem, chunk[bound_K[chunk] < state.best], state.best)
         postponed = np.concatenate([postponed, np.asarray(unlisted, np.int64)])
-        _search_counts(problem, state, option, stages, bound)
         settled += len(chunk)
+        ahead = bound_K[np.concatenate([order[settled : settled + 1], postponed])]
+        _search_counts(problem, state, option, stages, bound, float(ahead.min(initial=np.inf)))
         pause(state)
     state.pruned["bound"] += len(order) - settled
     # a better plan cuts more of their stage counts
@@ -120,21 +121,23 @@ def _search_options(problem: Problem, state: State, order: IntArray, bound_K: Fl
     if len(later):
         state.bound = float(bound_K[later].min())
         option, stages, bound, unlisted = expand_counts(problem, later, state.best)
-        _search_counts(problem, state, option, stages, bound)
-        state.open_bound = float(min(state.open_bound, bound_K[unlisted].min(initial=np.inf)))
+        left = float(bound_K[unlisted].min(initial=np.inf))
+        _search_counts(problem, state, option, stages, bound, left)
+        state.open_bound = min(state.open_bound, left)
 
 
 def _search_counts(
-    problem: Problem, state: State, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray
+    problem: Problem, state: State, option_G: IntArray, stages_GP: IntArray, bound_G: FloatArray, rest: float
 ) -> None:
-    """Options with stage counts, lowest bound first."""
+    """Options with stage counts, lowest bound first; ``rest``: a bound of all that comes after them."""
     for begin in range(0, len(option_G), ROWS):
         rows = slice(begin, begin + ROWS)
         if bound_G[begin] >= state.best:
             state.pruned["bound"] += len(bound_G) - begin
             return
         points, floor = expand_orders(problem, option_G[rows], stages_GP[rows], bound_G[rows], state.best)
-        solve_points(problem, state, points, floor)
+        later = float(bound_G[begin + ROWS]) if begin + ROWS < len(bound_G) else np.inf
+        solve_points(problem, state, points, floor, min(rest, later))
 
 
 LIKELY = 24

@@ -5,21 +5,30 @@ Array legend: G grid points, J stages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hapmoe.options import FloatArray, IntArray
-from hapmoe.search.entries import price_entries, prune
+from hapmoe.search.entries import Entries, price_entries, prune
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
-from hapmoe.search.split import best_equal, best_split
+from hapmoe.search.split import best_equal, best_split, split_floor
 from hapmoe.search.state import State, keep, pause
 
 __all__ = ["solve_group", "solve_points"]
 
 
-def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatArray) -> None:
-    """Bound and, where that leaves them open, solve grid points; the best goes into ``state``."""
+def solve_points(
+    problem: Problem, state: State, points: Points, floor_G: FloatArray, rest: float | None = None
+) -> None:
+    """Bound and, where that leaves them open, solve grid points; the best goes into ``state``.
+
+    ``rest``: a lower bound of all that is still to be looked at after these; with it the bound of the
+    state keeps up with what is settled. All points are bounded by their entries first, then those that
+    this leaves open solved, the most promising ones first.
+    """
     low = np.flatnonzero(floor_G < state.best)
     if state.uniform:
         low = low[problem.job.model.num_layers % (points.pp_G * points.vpp_G)[low] == 0]
@@ -31,12 +40,16 @@ def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatA
     state.pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < state.best]
+    waiting: list[_Open] = []
     first = 0
     while first < len(order):
+        if rest is not None:
+            lowest = min((point.floor for point in waiting), default=np.inf)
+            state.bound = min(rest, float(bound[order[first]]), lowest)
         # Without a good incumbent everything looks open: start with a few points, then take many at once.
-        size = 4 if not np.isfinite(state.best) and not state.uniform else state.batch
-        batch = order[first : first + size]
-        first += size
+        blind = not np.isfinite(state.best) and not state.uniform
+        batch = order[first : first + (4 if blind else state.batch)]
+        first += len(batch)
         batch = batch[bound[batch] < state.best]
         for vpp in sorted(set(points.vpp_G[batch].tolist())):
             group = batch[points.vpp_G[batch] == vpp]
@@ -48,9 +61,40 @@ def solve_points(problem: Problem, state: State, points: Points, floor_G: FloatA
             if state.uniform:
                 if found := best_equal(problem, settings, state.best):
                     keep(state, *found)
-            else:
+            elif blind:
                 solve_group(problem, state, settings, bound[group], [high[g] for g in group.tolist()])
+            else:
+                waiting += _glance(problem, state, settings, bound[group], [high[g] for g in group.tolist()])
             pause(state)
+    for point in sorted(waiting, key=lambda point: point.floor):
+        if point.floor >= state.best:
+            break
+        if rest is not None:
+            state.bound = min(rest, point.floor)
+        _solve(problem, state, point)
+        pause(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A grid point with the entries that bounds leave of it."""
+
+    floor: float
+    setting: Setting
+    entries: Entries
+
+
+def _glance(
+    problem: Problem, state: State, settings: list[Setting], bound_G: FloatArray, high: list[IntArray]
+) -> list[_Open]:
+    """Grid points of one vpp that their entries leave open."""
+    left: list[_Open] = []
+    for point in _priced(problem, state, settings, bound_G, high):
+        floor = split_floor(problem, point.setting, point.entries, state.best, point.floor)
+        if floor < state.best:
+            left.append(_Open(floor, point.setting, point.entries))
+        pause(state)
+    return left
 
 
 def solve_group(
@@ -62,6 +106,24 @@ def solve_group(
     quick: bool = False,
 ) -> None:
     """Solve grid points of one vpp, those with the lowest bound first (``quick``: see ``best_split``)."""
+    for point in _priced(problem, state, settings, bound_G, high):
+        if point.floor < state.best:
+            _solve(problem, state, point, quick)
+        pause(state)
+
+
+def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) -> None:
+    solution, left_open = best_split(problem, point.setting, point.entries, state.best, point.floor, quick)
+    if not quick:
+        state.open_bound = min(state.open_bound, left_open)
+    if solution is not None:
+        keep(state, point.setting, solution)
+
+
+def _priced(
+    problem: Problem, state: State, settings: list[Setting], bound_G: FloatArray, high: list[IntArray]
+) -> list[_Open]:
+    """Grid points of one vpp with their entries, those with the lowest bound first."""
     width = max(setting.pp for setting in settings)
     pp_G = np.asarray([setting.pp for setting in settings])
     real_GJ = np.arange(width) < pp_G[:, None]
@@ -77,13 +139,5 @@ def solve_group(
     bound_G = np.maximum(bound_G, better_G)
     begin = np.searchsorted(entries.point_E, np.arange(len(settings)))
     end = np.searchsorted(entries.point_E, np.arange(len(settings)), side="right")
-    for g in np.argsort(bound_G, kind="stable").tolist():
-        if bound_G[g] >= state.best or begin[g] == end[g]:
-            continue
-        mine = entries.take(slice(int(begin[g]), int(end[g])))
-        solution, left_open = best_split(problem, settings[g], mine, state.best, float(bound_G[g]), quick)
-        if not quick:
-            state.open_bound = min(state.open_bound, left_open)
-        if solution is not None:
-            keep(state, settings[g], solution)
-        pause(state)
+    order = [g for g in np.argsort(bound_G, kind="stable").tolist() if bound_G[g] < state.best and begin[g] < end[g]]
+    return [_Open(float(bound_G[g]), settings[g], entries.take(slice(int(begin[g]), int(end[g])))) for g in order]

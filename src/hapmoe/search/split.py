@@ -24,7 +24,7 @@ from hapmoe.search.entries import Entries, price_rows
 from hapmoe.search.problem import Problem, Setting
 from hapmoe.search.suffix import Floors, floors_of
 
-__all__ = ["Solution", "best_equal", "best_split"]
+__all__ = ["Solution", "best_equal", "best_split", "split_floor"]
 
 MOST_ENTRIES = 3_000_000
 """Stages of splits of one grid point that are listed at once; beyond it only the best BEAM are followed
@@ -55,17 +55,9 @@ def best_split(
 
     ``floor``: a lower bound of this point. ``quick``: a good split without proof.
     """
-    stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
-    if not all(len(stage.layers_E) for stage in stages):
-        return None, np.inf
     layers = problem.job.model.num_layers
-    after = max(float(stage.optimizer_E.min()) for stage in stages)
-    floors = floors_of(setting, stages, layers)
-    floor = max(floor, floors.least(layers, setting.flat) + after)
-    if floor >= below:
-        return None, np.inf
-    floor = max(floor, _relaxed(setting, stages) + after)
-    if floor >= below:
+    stages, floors, floor = _floor(problem, setting, entries, below, floor)
+    if floors is None or floor >= below:
         return None, np.inf
     # A narrow beam first: its best split is the window within which all others are listed.
     splits, complete = _list_splits(setting, stages, floors, layers, below, QUICK_BEAM)
@@ -80,6 +72,27 @@ def best_split(
     splits, complete = _list_splits(setting, stages, floors, layers, window)
     better = _best_of(problem, setting, stages, splits, window) if len(splits) else None
     return better or best, np.inf if complete else floor
+
+
+def split_floor(problem: Problem, setting: Setting, entries: Entries, below: float, floor: float) -> float:
+    """A lower bound of this point, at least ``floor``; infinite where no split can have a step below ``below``."""
+    _, floors, floor = _floor(problem, setting, entries, below, floor)
+    return np.inf if floors is None or floor >= below else floor
+
+
+def _floor(
+    problem: Problem, setting: Setting, entries: Entries, below: float, floor: float
+) -> tuple[list[Entries], Floors | None, float]:
+    """The entries stage by stage, what suffixes of stages cost (None: some stage has no entry), and a bound."""
+    stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
+    if not all(len(stage.layers_E) for stage in stages):
+        return stages, None, np.inf
+    after = max(float(stage.optimizer_E.min()) for stage in stages)
+    floors = floors_of(setting, stages, problem.job.model.num_layers)
+    floor = max(floor, floors.least(problem.job.model.num_layers, setting.flat) + after)
+    if floor < below:
+        floor = max(floor, _relaxed(setting, stages) + after)
+    return stages, floors, floor
 
 
 def _relaxed(setting: Setting, stages: Sequence[Entries]) -> float:
