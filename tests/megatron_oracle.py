@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core import parallel_state
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 __all__ = ["TransformerConfig", "config_from", "config_refuses", "groups", "groups_refuse", "parallel_state", "parse"]
 
@@ -74,7 +74,8 @@ def config_from(args: argparse.Namespace, **model: Any) -> TransformerConfig:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return TransformerConfig(
+        kind = MLATransformerConfig if model.get("multi_latent_attention") else TransformerConfig
+        return kind(
             tensor_model_parallel_size=args.tensor_model_parallel_size,
             pipeline_model_parallel_size=args.pipeline_model_parallel_size,
             context_parallel_size=args.context_parallel_size,

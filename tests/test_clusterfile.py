@@ -236,7 +236,7 @@ def _keyed(fields: dict[Any, Any]) -> dict[str, Any]:
         ({"between": "h800-ascend"}, "is not a list"),
         ({"bandwidth": "0 Gb/s"}, "not above zero"),
         ({"bandwidth": "100"}, "has no unit"),
-        ({"transport": "mpi"}, "'mpi' is not one of nccl, rccl, hccl, flagcx, gloo"),
+        ({"transport": "mpi"}, "'mpi' is not one of nccl, rccl, hccl, oneccl, flagcx, gloo"),
         ({"speed": 1}, "unknown key 'speed'"),
     ],
 )

@@ -123,6 +123,7 @@ def model_arguments(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--moe-token-dispatcher-type")
     parser.add_argument("--normalization")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--multi-latent-attention", action="store_true")
     parser.add_argument("--moe-grouped-gemm", action="store_true")
     parser.add_argument("--disable-bias-linear", action="store_false", dest="add_bias_linear")
     given = vars(parser.parse_known_args(argv)[0])

@@ -21,7 +21,7 @@ from hapmoe.resolve import chunk_layers
 from hapmoe.rules import check
 from hapmoe.search import Restrictions, pose_for, search
 
-BLOCKS = ((30, 8), (43, 6))
+BLOCKS = ((30, 8), (50, 6))
 MOST_PLANS = 1500
 Run = tuple[Pool, dict[str, int], list[tuple[int, ...]]]
 """A pool, the degrees of its stages, and the nodes of each."""

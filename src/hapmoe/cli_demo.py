@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hapmoe.cli_options import show
+from hapmoe.cli_options import as_json, show
 
 if TYPE_CHECKING:
     from hapmoe.demo import Trained
@@ -17,7 +17,8 @@ __all__ = ["demo"]
 
 @click.command()
 @click.option("--out", default="hapmoe-demo", metavar="DIR", help="Where everything goes.", show_default=True)
-def demo(out: str) -> int:
+@as_json
+def demo(out: str, as_json: bool) -> int:
     """Profile, plan, launch and compare on this machine's CPU, with real Megatron-Core (`pip install hapmoe[lab]`).
 
     Two unequal "device kinds" are made of one processor; a few minutes on two cores.
@@ -27,7 +28,12 @@ def demo(out: str) -> int:
     from hapmoe.demo import demo as run
 
     began = time.monotonic()
-    best, uniform = run(Path(out), lambda text: click.echo(f"[{time.monotonic() - began:4.0f} s] {text}"))
+    best, uniform = run(Path(out), lambda text: click.echo(f"[{time.monotonic() - began:4.0f} s] {text}", err=as_json))
+    if as_json:
+        import json
+
+        click.echo(json.dumps({one.name: _told(one) for one in (best, uniform)}, indent=1))
+        return 0
     show(_render(best, uniform))
     gains = (
         uniform.estimate.step_s / best.estimate.step_s,
@@ -40,6 +46,15 @@ def demo(out: str) -> int:
     )
     click.echo(f"Report: {out}/plan/report.html")
     return 0
+
+
+def _told(one: Trained) -> dict[str, Any]:
+    return {
+        "pools": [stage.pool for stage in one.plan.stages],
+        "layers": [stage.num_layers for stage in one.plan.stages],
+        "busy_s": {"predicted": list(one.expected_s), "measured": list(one.busy_s)},
+        "step_s": {"predicted": one.estimate.step_s, "measured": one.step_s},
+    }
 
 
 def _render(*trained: Trained) -> Any:

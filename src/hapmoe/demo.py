@@ -58,8 +58,8 @@ pools:
 links:
   - {between: [fast, slow], bandwidth: 10 Gb/s, latency: 50 us, transport: gloo}
 """
-SETTINGS = ("mbs=1",)
-"""The plan keeps the micro-batch size that is profiled."""
+SETTINGS = ("mbs=1", "pp=2")
+"""The plan keeps the micro-batch size that is profiled, and uses both kinds: alone, the fast one is not far behind."""
 OPTIONS = LaunchOptions(kinds={"cpu-slow": KindOptions(env={"HAPMOE_LAB_SLOW": str(SLOW)})})
 TIMEOUT_S = 900
 """Of one training, which takes some ten seconds on two free cores: the machine may be busy."""
