@@ -35,7 +35,10 @@ def solve_points(
     if not len(low):
         return
     points, floor_G = points.take(low), floor_G[low]
-    bound, high = point_bounds(problem, points, floor_G, state.best)
+    if state.uniform:  # best_equal bounds points by itself, and has few splits to look at
+        bound, high = floor_G, list[IntArray]()
+    else:
+        bound, high = point_bounds(problem, points, floor_G, state.best)
     state.pruned["memory"] += int(np.isinf(bound).sum())
     state.pruned["bound"] += int((np.isfinite(bound) & (bound >= state.best)).sum())
     order = np.argsort(bound, kind="stable")
