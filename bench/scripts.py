@@ -1,7 +1,8 @@
 """Generated launch scripts, read by the interpreter and run by real bash: never a silent difference.
 
-``python -m bench.scripts [--count N] [--seed N] [--json]`` prints how many were equal, refused and different, and the
-time a script takes to read; the exit code is 1 when any reading was silently wrong. 20,000 is a night's worth.
+``python -m bench.scripts [--count N] [--seed N] [--json]`` prints how many were equal, refused and different, how
+many start no training in either, and the time a script takes to read; the exit code is 1 when any reading was silently
+wrong. 20,000 is a night's worth.
 """
 
 from __future__ import annotations
@@ -308,7 +309,8 @@ def _truth(script: Path, folder: Path, site: tuple[str, str] = _SITES[0]) -> lis
 
 
 def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
-    """For each seed ``(seed, kind, seconds, what)``; kind is equal, refused, different, or endless."""
+    """For each seed ``(seed, kind, seconds, what)``; kind is equal, neither (nor bash nor the reading starts a
+    training), refused, different, or endless (in bash)."""
     before = Path.cwd()
     for seed in seeds:
         with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
@@ -326,7 +328,10 @@ def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
                 mine, why = None, str(error)
             seconds = time.perf_counter() - began
             if mine is None:
-                yield seed, "refused", seconds, why
+                kind = "refused"
+                if "starts no training" in why:
+                    kind, why = _none(script, folder, why)
+                yield seed, kind, seconds, why
                 continue
             kind, what = "equal", ""
             for site in _SITES if "site" in script.read_text() else _SITES[:1]:
@@ -341,6 +346,17 @@ def differences(seeds: range) -> Iterator[tuple[int, str, float, str]]:
                     kind, what = "different", f"read {mine}\n bash {truth} with {site}"
                     break
             yield seed, kind, seconds, what
+
+
+def _none(script: Path, folder: Path, why: str) -> tuple[str, str]:
+    """Whether bash starts nothing either, whatever the site says."""
+    for site in _SITES if "site" in script.read_text() else _SITES[:1]:
+        try:
+            if _truth(script, folder, site) is not None:
+                return "refused", f"{why}; but bash does with {site}"
+        except TimeoutError:
+            return "endless", ""
+    return "neither", ""
 
 
 def _equal(mine: list[str | None], truth: list[str]) -> bool:
@@ -361,7 +377,7 @@ def main() -> int:
         kinds[kind] += 1
         times.append(seconds)
         if kind == "refused":
-            reasons[what.partition(": ")[2][:70]] += 1
+            reasons[re.sub(r"argument \d+", "argument N", what.partition(": ")[2])[:70]] += 1
         elif kind == "different":
             wrong.append(seed)
             print(f"seed {seed}: {what}", file=sys.stderr)

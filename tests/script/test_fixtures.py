@@ -28,6 +28,8 @@ def test_same_as_bash(fixture: Path, tmp_path: Path, shims: Path, monkeypatch: p
         with pytest.raises(InputError, match=wanted.refused) as caught:
             read_script(script.name, wanted.args, wanted.env)
         assert caught.value.where
+        if "starts no training" in wanted.refused:
+            assert training_of(run_bash(script, wanted.args, wanted.env, shims)) is None
         return
     result = read_script(script.name, wanted.args, wanted.env)
     truth = training_of(run_bash(script, wanted.args, wanted.env, shims))

@@ -17,4 +17,4 @@ def test_never_silently_different(first: int) -> None:
         assert kind != "different", f"seed {seed}: {what}"
         assert seconds < 60
         kinds[kind] += 1
-    assert kinds["equal"] > _PER_CASE // 2
+    assert kinds["equal"] + kinds["neither"] > _PER_CASE // 2

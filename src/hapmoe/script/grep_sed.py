@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from .patterns import ambiguous_ere, slow_ere, translate_ere
+from .posix import SED_ESCAPES, Posix, compiled, perl, slow
 from .streams import UNKNOWN, Result, input_text, joined, lines_of, split_args
 from .values import MARK
 
@@ -17,47 +18,75 @@ __all__ = ["grep", "sed"]
 _MOST_OUTPUT = 2_000_000
 
 
-def _basic_to_extended(pattern: str) -> str:
-    """A basic regular expression as an extended one."""
-    pattern = re.sub(r"\\([(){}+?|])|([(){}+?|])", lambda m: m.group(1) or "\\" + m.group(2), pattern)
-    return re.sub(r"^\*", r"\\*", pattern)
-
-
-def _compiled(pattern: str, *, extended: bool, flags: int = 0) -> re.Pattern[str] | None:
-    try:
-        return re.compile(translate_ere(pattern if extended else _basic_to_extended(pattern)), flags)
-    except re.error:
-        return None
+_GREP_LONG = {
+    **{"quiet": "q", "silent": "q", "extended-regexp": "E", "ignore-case": "i", "invert-match": "v", "count": "c"},
+    **{"only-matching": "o", "word-regexp": "w", "fixed-strings": "F", "perl-regexp": "P", "no-messages": "s"},
+    **{"line-regexp": "x", "no-filename": "h", "line-number": "n", "basic-regexp": "G"},
+}
 
 
 def grep(shell: Shell, args: list[str], stdin: str | None) -> Result:
-    parsed = split_args(args, "emA")
-    if parsed is None or set(parsed[0]) - set("qEeivcowFPmsxr"):
+    words = []
+    for word in args:
+        long, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and long in ("max-count", "regexp") and equals:
+            words += ["-" + long[0].replace("r", "e"), value]
+        elif not re.fullmatch(r"--colou?r(=\w+)?", word):
+            words.append("-" + _GREP_LONG[long] if word.startswith("--") and long in _GREP_LONG else word)
+    parsed = split_args(words, "emABC", joined="e")
+    if parsed is None or set(parsed[0]) - set("qEeivcowFPGmsxhn"):
         return UNKNOWN
     options, operands = parsed
     pattern = options["e"] if "e" in options else operands.pop(0) if operands else ""
     text = input_text(shell, operands, stdin)
-    if text is None or MARK.search(text + pattern) or "r" in options:
+    if text is None or MARK.search(text + pattern) or (len(operands) > 1 and not options.keys() & {"h", "q"}):
         return UNKNOWN
-    source = re.escape(pattern) if "F" in options else pattern
-    regex = _compiled(
-        source, extended=bool(options.keys() & {"E", "P", "F"}), flags=re.IGNORECASE if "i" in options else 0
-    )
-    if regex is None or "w" in options or "x" in options or slow_ere(source, text):
+    try:
+        expression = _grep_pattern(pattern, options)
+    except ValueError:
         return UNKNOWN
-    found = [line for line in lines_of(text) if bool(regex.search(line)) != ("v" in options)]
-    if options.get("m", "").isdigit():
-        found = found[: int(options["m"])]
+    if slow(expression.regex.pattern, text):
+        return UNKNOWN
+    found = [
+        (number, line)
+        for number, line in enumerate(lines_of(text), 1)
+        if bool(expression.regex.search(line)) != ("v" in options)
+    ]
+    if "m" in options:
+        found = found[: int(options["m"])] if options["m"].isdigit() else found
     status = 0 if found else 1
     if "q" in options:
         return "", status
     if "c" in options:
         return f"{len(found)}\n", status
-    if "o" in options and ambiguous_ere(regex.pattern):
-        return UNKNOWN
     if "o" in options:
-        found = [match.group() for line in found for match in regex.finditer(line) if match.group()]
-    return joined(found), status
+        found = [
+            (number, match.group())
+            for number, line in found
+            for match in expression.every(line)
+            if match.group() and "v" not in options
+        ]
+    return joined([f"{number}:{line}" if "n" in options else line for number, line in found]), status
+
+
+def _grep_pattern(pattern: str, options: dict[str, str]) -> Posix:
+    """The expression of ``grep``, whose lines are alternatives; ValueError on one that is not followed."""
+    nocase = "i" in options
+    if "P" in options:
+        if options.keys() & {"w", "x"} or "\n" in pattern:
+            raise ValueError(pattern)
+        return perl(pattern, nocase=nocase)
+    extended = bool(options.keys() & {"E", "F"})
+    lines = [re.escape(line) if "F" in options else line for line in pattern.split("\n")]
+    source = ("|" if extended else "\\|").join(lines)
+    if "x" in options:
+        source = f"^({source})$" if extended else f"^\\({source}\\)$"
+    made = compiled(source, extended=extended, nocase=nocase)
+    if "w" not in options:
+        return made
+    if made.regex.fullmatch("") or "o" in options:
+        raise ValueError("where such words begin and end is not followed")
+    return made._replace(regex=re.compile(rf"(?<!\w)(?:{made.regex.pattern})(?!\w)", made.regex.flags), choosy=True)
 
 
 def sed(shell: Shell, args: list[str], stdin: str | None) -> Result:
@@ -87,7 +116,7 @@ def sed(shell: Shell, args: list[str], stdin: str | None) -> Result:
         commands = _sed_program(program, extended=bool(set("Er") & set(letters)))
     except (ValueError, re.error):
         return UNKNOWN
-    if any(slow_ere(regex.pattern, text) for command in commands for regex in command.regexes):
+    if any(slow(each.regex.pattern, text) for command in commands for each in command.expressions):
         return UNKNOWN
     growth = 1
     for command in commands:
@@ -105,13 +134,14 @@ def sed(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 
 class _Command(NamedTuple):
-    low: int | re.Pattern[str] | None
+    low: int | Posix | None
     high: int | None
     """The lines it acts on: from ``low`` (0: the last one), or those that match it, to ``high``."""
     negated: bool
     verb: str
-    regexes: tuple[re.Pattern[str], ...]
+    expressions: tuple[Posix, ...]
     by: str
+    """What an ``s`` puts in place of a match, for :meth:`re.Match.expand`."""
     flags: str
 
 
@@ -137,15 +167,16 @@ def _sed_program(program: str, *, extended: bool) -> list[_Command]:
         if verb == "s" and pos < len(program):
             delimiter = program[pos]
             body = rf"((?:[^{re.escape(delimiter)}\\\n]|\\[^\n])*){re.escape(delimiter)}"
-            pieces = re.compile(body + body + r"([gIp]*)").match(program, pos + 1)
+            pieces = re.compile(body + body + r"([gIip]*\d*[gIip]*)").match(program, pos + 1)
             if not pieces or (delimiter in "\\\n") or re.search(r"\\[LUluE]", pieces[2]):
                 raise ValueError(program)
-            flags = pieces[3]
-            regex = _sed_regex(pieces[1], delimiter, extended=extended, nocase="I" in flags)
-            if ambiguous_ere(regex.pattern):
-                raise ValueError("the longest of several matches")
-            found.append(regex)
+            flags = pieces[3].lower()
+            expression = _sed_regex(pieces[1], delimiter, extended=extended, nocase="i" in flags)
             by = _sed_replacement(pieces[2], delimiter)
+            used = [int(each) for each in re.findall(r"\\g<(\d)>", by)]
+            if used and (max(used) > expression.regex.groups or (max(used) and expression.doubtful)):
+                raise ValueError("a group that is not certain")
+            found.append(expression)
             pos = pieces.end()
         elif verb not in ("d", "p"):
             raise ValueError(program)
@@ -155,20 +186,18 @@ def _sed_program(program: str, *, extended: bool) -> list[_Command]:
     return commands
 
 
-def _sed_regex(pattern: str, delimiter: str, *, extended: bool, nocase: bool = False) -> re.Pattern[str]:
-    source = pattern.replace("\\" + delimiter, delimiter)
-    regex = _compiled(source, extended=extended, flags=re.IGNORECASE if nocase else 0)
-    if regex is None or not pattern:
+def _sed_regex(pattern: str, delimiter: str, *, extended: bool, nocase: bool = False) -> Posix:
+    if not pattern or ("\\" + delimiter in pattern and delimiter not in "/,:;#@%!=~-"):
         raise ValueError(pattern)
-    return regex
+    return compiled(pattern.replace("\\" + delimiter, delimiter), extended=extended, nocase=nocase, sed=True)
 
 
 def _sed_line(commands: list[_Command], line: str, number: int, *, last: bool, quiet: bool) -> list[str]:
     out: list[str] = []
     for command in commands:
         low, high = command.low, command.high
-        if isinstance(low, re.Pattern):
-            chosen = bool(low.search(line))
+        if isinstance(low, Posix):
+            chosen = low.regex.search(line) is not None
         elif high is not None:
             chosen = number == low or (low <= number and (high == 0 or number <= high)) if low else last
         else:
@@ -177,26 +206,33 @@ def _sed_line(commands: list[_Command], line: str, number: int, *, last: bool, q
             continue
         if command.verb == "d":
             return out
-        changed = 1
+        changed = True
         if command.verb == "s":
-            line, changed = command.regexes[-1].subn(command.by, line, count=0 if "g" in command.flags else 1)
+            first = int(re.sub(r"\D", "", command.flags) or 1)
+            line, changed = command.expressions[-1].replaced(
+                line, _expander(command.by), first=first, every="g" in command.flags
+            )
         if changed and (command.verb == "p" or "p" in command.flags):
             out.append(line)
     return out if quiet else [*out, line]
 
 
+def _expander(by: str) -> Callable[[re.Match[str]], str]:
+    return lambda match: match.expand(by) if "\\" in by else by
+
+
 def _sed_replacement(by: str, delimiter: str) -> str:
-    by = by.replace("\\" + delimiter, delimiter)
-    return re.sub(
-        r"\\(\d)|\\n|\\(.)|(&)|(\\$)",
-        lambda m: (
-            rf"\g<{m.group(1)}>"
-            if m.group(1)
-            else r"\g<0>"
-            if m.group(3)
-            else "\n"
-            if m.group(0) == "\\n"
-            else (m.group(2) or "").replace("\\", r"\\")
-        ),
-        by,
-    )
+    """The text that ``s`` puts in, for :meth:`re.Match.expand`."""
+
+    def one(match: re.Match[str]) -> str:
+        digit, char, whole = match.groups()
+        if digit or whole:
+            return rf"\g<{digit or 0}>"
+        if char in "cdox" and char != delimiter:
+            raise ValueError(by)
+        text = char if char == delimiter else SED_ESCAPES.get(char, char)
+        return text.replace("\\", r"\\")
+
+    if by.endswith("\\") and not by.endswith("\\\\"):
+        raise ValueError(by)
+    return re.sub(r"\\(\d)|\\(.)|(&)", one, by, flags=re.DOTALL)

@@ -1,27 +1,24 @@
-"""Shell patterns and POSIX regular expressions as Python ones."""
+"""Shell patterns as Python regular expressions."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import permutations
 
 from hapmoe.errors import InputError
 
 __all__ = [
-    "ambiguous_ere",
+    "CLASSES",
     "escape",
     "matches",
     "regex_of",
-    "slow_ere",
     "strip_prefix",
     "strip_suffix",
     "substitute",
     "translate",
-    "translate_ere",
 ]
 
-_CLASSES = {
+CLASSES = {
     "alpha": "a-zA-Z",
     "digit": "0-9",
     "alnum": "a-zA-Z0-9",
@@ -148,52 +145,16 @@ def _bracket(pattern: str, pos: int) -> tuple[str, int]:
         first = False
         named = re.compile(r"\[:(\w+):\]").match(pattern, pos)
         if named:
-            out.append(_CLASSES.get(named.group(1), ""))
+            out.append(CLASSES.get(named.group(1), ""))
             pos = named.end()
             continue
         if char == "\\" and pos + 1 < len(pattern):
             pos += 1
-            out.append("\\" + pattern[pos])
+            out.append(re.escape(pattern[pos]))
         else:
             out.append("\\" + char if char in "\\[]^&~|" else char)
         pos += 1
     return re.escape("["), start
-
-
-def translate_ere(pattern: str) -> str:
-    """A POSIX extended regular expression as a Python one (back references and collation are not covered)."""
-
-    def brackets(match: re.Match[str]) -> str:
-        return "[" + re.sub(r"\[:(\w+):\]", lambda m: _CLASSES.get(m.group(1), ""), match.group(1)) + "]"
-
-    return re.sub(r"\[(\^?\]?(?:\[:\w+:\]|[^\]])*)\]", brackets, pattern)
-
-
-def slow_ere(pattern: str, text: str) -> bool:
-    """Whether a backtracking matcher might take for ever: a repeated group that itself repeats or chooses, or many
-    repetitions in a row on a long line."""
-    repeats = len(re.findall(r"[*+]|\{\d*,\d*\}", re.sub(r"\\.|\[[^\]]*\]", "", pattern)))
-    if repeats > 1 and max(map(len, text.split("\n"))) ** repeats > _MOST_TRIES:
-        return True
-    return len(text) > 24 and bool(re.search(r"\([^()]*[+*|{][^()]*\)[+*{]|\)\)[+*{]", pattern))
-
-
-def ambiguous_ere(pattern: str) -> bool:
-    """Whether alternatives may match at one place with different lengths: POSIX takes the longest, Python the first.
-
-    >>> [ambiguous_ere(pattern) for pattern in ("a(bc|d)", "(a|ab)c", "x|y")]
-    [False, True, False]
-    """
-    groups = re.findall(r"(?:^|\()([^()]*\|[^()]*)(?=\)|$)", pattern)
-    if pattern.count("|") > sum(group.count("|") for group in groups):
-        return True
-    for group in groups:
-        options = group.removeprefix("?:").split("|")
-        if any(re.search(r"[^\w /,:=-]", option) for option in options):
-            return True
-        if any(one.startswith(other) for one, other in permutations(options, 2)):
-            return True
-    return False
 
 
 def _few_tries(text: str, pattern: str) -> None:

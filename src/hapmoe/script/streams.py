@@ -13,8 +13,9 @@ Result = tuple[str | None, int | None]
 UNKNOWN: Result = (None, None)
 
 
-def split_args(args: list[str], valued: str = "") -> tuple[dict[str, str], list[str]] | None:
-    """Short options (those in ``valued`` take a value) and operands; None on an option that is not simple."""
+def split_args(args: list[str], valued: str = "", *, joined: str = "") -> tuple[dict[str, str], list[str]] | None:
+    """Short options (those in ``valued`` take a value, the last counts, or all in lines for those
+    in ``joined``) and operands; None on an option that is not simple."""
     options: dict[str, str] = {}
     operands: list[str] = []
     pending = list(args)
@@ -31,7 +32,8 @@ def split_args(args: list[str], valued: str = "") -> tuple[dict[str, str], list[
         while letters:
             letter, letters = letters[0], letters[1:]
             if letter in valued:
-                options[letter] = letters or (pending.pop(0) if pending else "")
+                value = letters or (pending.pop(0) if pending else "")
+                options[letter] = f"{options[letter]}\n{value}" if letter in joined and letter in options else value
                 break
             options[letter] = ""
     return options, operands

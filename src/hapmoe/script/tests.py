@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from .arithmetic import ArithmeticError_
-from .patterns import ambiguous_ere, matches, slow_ere, translate_ere
+from .patterns import matches
+from .posix import compiled, slow
 from .state import Var
 from .syntax import Test
 from .values import MARK, Text, Unknown
 from .variables import elements, number, resolve, scalar
-from .words import fragments, pattern_of, text_of
+from .words import Fragment, fragments, pattern_of, text_of
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -116,13 +117,25 @@ def _equal(shell: Shell, left: str, right: str) -> bool | None:
     return None
 
 
+def _regex_source(pieces: list[Fragment]) -> str:
+    """The expression that bash hands on: a quoted character matches itself, within brackets it stands as it is."""
+    out: list[str] = []
+    opened = -1  # how many characters stood there when the bracket opened
+    for piece in pieces:
+        quoted = piece.kind == "quoted"
+        for char in piece.text:
+            inside = opened >= 0
+            if inside and char == "]" and out[opened + 1 :] not in ([], ["^"]):
+                opened = -1
+            elif not inside and char == "[" and not quoted and out[-1:] != ["\\"]:
+                opened = len(out)
+            out.append("\\" + char if quoted and not inside and char in _SPECIAL else char)
+    return "".join(out)
+
+
 def _regex(shell: Shell, text: str, test: Test) -> bool | None:
-    pieces = fragments(shell, test.words[1].parts, shell.where())
-    pattern = "".join(
-        "".join("\\" + c if c in _SPECIAL else c for c in each.text) if each.kind == "quoted" else each.text
-        for each in pieces
-    )
-    if slow_ere(pattern, text):
+    pattern = _regex_source(fragments(shell, test.words[1].parts, shell.where()))
+    if slow(pattern, text):
         raise InputError("a regular expression that may take for ever", where=shell.where())
     if MARK.search(text + pattern):
         shell.state.scopes[0]["BASH_REMATCH"] = Var(
@@ -130,14 +143,15 @@ def _regex(shell: Shell, text: str, test: Test) -> bool | None:
         )
         return None
     try:
-        match = re.compile(translate_ere(pattern), re.IGNORECASE if "nocasematch" in shell.state.options else 0).search(
-            text
-        )
-    except re.error as error:
+        expression = compiled(pattern, nocase="nocasematch" in shell.state.options)
+    except ValueError as error:
         raise InputError(f"the regular expression {pattern!r} is not understood", where=shell.where()) from error
+    if "\n" in text and r"\A" in expression.regex.pattern.lstrip("(")[2:]:
+        raise InputError("a regular expression with ^ in its middle is matched to lines", where=shell.where())
+    match = expression.search(text)
     groups: dict[int | str, Text] = {}
-    if match and ambiguous_ere(pattern):
-        mark = Unknown("what the longest of several matches is", "", shell.where(), single=False)
+    if match and expression.doubtful:
+        mark = Unknown("what the longest of several matches is", "", shell.where(), single=False, nonempty=False)
         shell.state.scopes[0]["BASH_REMATCH"] = Var(mark=shell.world.marks.mark(mark))
         return True
     if match:
