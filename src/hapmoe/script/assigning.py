@@ -83,5 +83,5 @@ def assign_array(
             place += 1
     if len(items) > 400_000:
         raise InputError("an array of more than 400,000 elements", where=shell.where())
-    new = replace(var, items=None if mark else items, value=None, mark=mark)
+    new = replace(var, items=None if mark else items, value=None, mark=mark, bare=False)
     scope[name] = new

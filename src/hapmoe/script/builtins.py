@@ -18,6 +18,7 @@ from .sourcing import Args, eval_, set_positionals, source, texts
 from .state import Var
 from .syntax import Assign
 from .tests import BadTest, bracket
+from .traps import trap
 from .values import MARK, Text, Unknown
 from .variables import assign, read_number, scalar, write_number
 
@@ -28,7 +29,7 @@ __all__ = ["BUILTINS"]
 
 _SLURM_PROGRAMS = frozenset(("srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel"))
 _SHOPTS = frozenset(("nullglob", "failglob", "nocasematch", "lastpipe", "expand_aliases"))
-_LONG_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
+_LONG_OPTIONS = {"E": "errtrace", "e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
 
 
 def _ok(shell: Shell, args: Args) -> None:
@@ -197,9 +198,17 @@ def _getopts(shell: Shell, args: Args) -> None:
     silent = spec.startswith(":")
     place = spec.find(letter) if letter != ":" else -1
     index, inner = (index, inner + 1) if rest else (index + 1, 1)
+
+    def refused(shown: str) -> None:
+        """An option that is not one, or lacks its value: ``OPTARG`` tells which only where getopts is silent."""
+        put(name, shown if silent else "?")
+        if silent:
+            put("OPTARG", letter)
+        else:
+            unset(shell, "OPTARG")
+
     if place < 0:
-        put(name, "?")
-        put("OPTARG", letter if silent else "")
+        refused("?")
     elif spec[place + 1 : place + 2] == ":":
         if rest:
             put("OPTARG", rest)
@@ -210,8 +219,7 @@ def _getopts(shell: Shell, args: Args) -> None:
             index += 1
             put(name, letter)
         else:
-            put(name, ":" if silent else "?")
-            put("OPTARG", letter if silent else "")
+            refused(":")
     else:
         put(name, letter)
         unset(shell, "OPTARG")
@@ -351,7 +359,7 @@ BUILTINS: dict[str, Callable[[Shell, Args], None]] = {
     "mapfile": lambda s, a: inputs.mapfile(s, texts(a)),
     "readarray": lambda s, a: inputs.mapfile(s, texts(a)),
     "shopt": _shopt,
-    "trap": _lists,
+    "trap": trap,
     "ulimit": _lists,
     "umask": _lists,
     "wait": _unknown,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,9 @@ def run_words(shell: Shell, words: list[Text | Assign]) -> None:
         else:
             run_words(shell, [word for word in texts[1:] if word.text != "-p"])
         return
+    if name == "exec":
+        _exec(shell, texts)
+        return
     if name in UTILITIES:
         _utility(shell, name, [word.text for word in texts[1:]])
         return
@@ -70,17 +74,20 @@ def _call(shell: Shell, name: str, args: list[Text]) -> None:
             f"the function {name} calls itself too deeply", where=shell.where(), hint="an endless recursion, perhaps"
         )
     saved, saved_mark = shell.state.positionals, shell.state.positional_mark
-    line = shell.current_line
+    line, outer_file = shell.current_line, shell.file
+    _, shell.file, source = shell.world.defined[id(function)]
     set_positionals(shell, args)
     shell.state.scopes.append({})
     depth = len(shell.state.scopes)
     shell.calls.append(name)
+    shell.frames.append((name, source))
     loops, shell.loops = shell.loops, 0
-    shell.state.status = 0
     try:
         shell.nested(lambda: bounded(shell, ("return",), lambda: shell.node(function.body)))
     finally:
         shell.calls.pop()
+        shell.frames.pop()
+        shell.file = outer_file
         shell.loops = loops
         del shell.state.scopes[depth - 1 :]
         shell.state.positionals, shell.state.positional_mark = saved, saved_mark
@@ -104,6 +111,21 @@ def _touch_files(shell: Shell, args: list[str]) -> None:
             shell.state.files[key] = None
 
 
+def _exec(shell: Shell, words: list[Text]) -> None:
+    """``exec``: nothing of this shell follows the command, whatever it is."""
+    rest = words[1:]
+    while rest and re.fullmatch(r"-[cl]*a?|--", rest[0].text):
+        rest = rest[2:] if rest[0].text.endswith("a") else rest[1:]
+    shell.state.status = 0
+    if not rest:
+        return
+    if rest[0].text.startswith("-") or any(each.spread for each in shell.world.marks.of(rest[0].text)):
+        raise InputError("what exec runs is not known", where=shell.where(), hint="write the command into the script")
+    shell.state.traps, shell.state.functions = {}, {}
+    shell.nested(lambda: run_words(shell, list(rest)))
+    raise Control("exit")
+
+
 def _opaque(shell: Shell, text: str) -> bool:
     return bool(MARK.search(text)) and (len(text) == 1 or any(each.spread for each in shell.world.marks.of(text)))
 
@@ -115,6 +137,8 @@ def _environment(shell: Shell, name: str) -> str | None:
 
 def _external(shell: Shell, words: list[Text]) -> None:
     name = words[0].text
+    if [each.source for each in shell.world.marks.of(name)] == ["${BASH}"] and len(name) == 1:
+        words, name = [Text("bash", words[0].where), *words[1:]], "bash"
     if name.startswith("-"):
         shell.world.notes.append(f"{shell.where()}: {name!r} is taken as a command")
         shell.state.status = 127
@@ -226,8 +250,6 @@ def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
         shell.around = outer
         if len(shell.state.scopes) >= depth:
             del shell.state.scopes[depth - 1 :]
-    if step.ends:
-        raise Control("exit")
 
 
 def _code(shell: Shell, step: Inside, launcher: Text) -> None:
@@ -294,6 +316,7 @@ def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list
         )
     sources, shell.sources = shell.sources, [*shell.sources, zero]
     calls, shell.calls = shell.calls, []
+    frames, shell.frames = shell.frames, [("main", zero)] if step.kind == "script" else []
     conditions, shell.conditions = shell.conditions, 0
     tolerant, shell.tolerant = shell.tolerant, 0
     outer_around, shell.around = shell.around, step.around
@@ -311,9 +334,10 @@ def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list
     try:
         shell.nested(lambda: shell.subshell(run))
     finally:
-        shell.sources, shell.calls, shell.conditions, shell.tolerant, shell.around = (
+        shell.sources, shell.calls, shell.frames, shell.conditions, shell.tolerant, shell.around = (
             sources,
             calls,
+            frames,
             conditions,
             tolerant,
             outer_around,

@@ -44,13 +44,14 @@ def declaration(shell: Shell, args: Args, kind: str) -> None:
                 local = False
             elif letter in "fFp":
                 lists = True
-    shell.state.status = 0
     if lists or not pending:
+        shell.state.status = 0
         if not pending or kind != "export":
             shell.print(None, what=kind)
         return
     late_readonly = bool(flags.pop("readonly", False))
     ready = [each if isinstance(each, Text) else (each, scalar_value(shell, each)) for each in pending]
+    shell.state.status = 0
     for item in ready:
         name = (
             _plain(shell, item, flags, local=local)
@@ -124,9 +125,11 @@ def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str
             value = provided(shell, name) if name in SITE else None
             var = replace(var, value=value) if value else var
     if flags.get("array") or flags.get("assoc"):
-        var = replace(
-            var, items=var.items if var.items is not None else ({} if var.value is None else {0: var.value}), value=None
+        bare = var.bare or (var.items is None and var.value is None and not var.mark)
+        items: dict[int | str, Text] = (
+            var.items if var.items is not None else {} if var.value is None else {0: var.value}
         )
+        var = replace(var, items=items, value=None, bare=bare)
     fresh = {
         key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")
     }

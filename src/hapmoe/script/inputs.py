@@ -186,7 +186,7 @@ def mapfile(shell: Shell, args: list[str]) -> None:
     numbers = [options.get(letter) or "0" for letter in "nOs"]
     wild = stdin is None or any(not each.single for each in shell.world.marks.of(stdin))
     shell.state.status = 0
-    if wild or options.keys() & {"d", "C"} or not all(each.isdigit() for each in numbers):
+    if wild or "C" in options or MARK.search(options.get("d", "")) or not all(each.isdigit() for each in numbers):
         mark = (
             shell.world.marks.derive(stdin, "", "", shell.where(), single=False)
             if stdin and MARK.search(stdin)
@@ -198,12 +198,19 @@ def mapfile(shell: Shell, args: list[str]) -> None:
         return
     assert stdin is not None
     most, origin, skipped = map(int, numbers)
-    lines = stdin.split("\n")
-    lines = lines[:-1] if lines[-1] == "" else lines
-    _left(shell, fd, "".join(line + "\n" for line in lines[skipped + most :]) if most else "")
-    lines = lines[skipped : skipped + most if most else None]
+    by = options.get("d", "\n")[:1]
+    lines = stdin.split(by) if by else [stdin]  # NUL, which no text here holds
+    ends = [by] * (len(lines) - 1) + [""]
+    if lines[-1] == "":
+        lines, ends = lines[:-1], ends[:-1]
+    _left(
+        shell,
+        fd,
+        "".join(map("".join, zip(lines[skipped + most :], ends[skipped + most :], strict=True))) if most else "",
+    )
+    chosen = slice(skipped, skipped + most if most else None)
     found = shell.state.find(name)
     items = dict(found[1].items or {}) if "O" in options and found else {}
-    ending = "" if "t" in options else "\n"
-    items.update({origin + place: Text(line + ending, shell.where()) for place, line in enumerate(lines)})
+    for place, (line, end) in enumerate(zip(lines[chosen], ends[chosen], strict=True)):
+        items[origin + place] = Text(line if "t" in options else line + end, shell.where())
     _put(shell, name, Var(items=items))

@@ -22,7 +22,7 @@ from .control import Control, Pending, bounded, branch
 from .launched import Around
 from .loops import c_for, for_in, while_
 from .parse import Parser
-from .redirects import with_redirects
+from .redirects import keep_redirects, with_redirects
 from .state import State, Var, World
 from .syntax import (
     AndOr,
@@ -49,6 +49,7 @@ from .syntax import (
     Word,
 )
 from .tests import conditional
+from .traps import at_exit, on_error
 from .values import Text, Unknown
 from .variables import read_number, secret, write_number
 from .words import fields, fragments, text_of
@@ -66,6 +67,8 @@ class Shell:
         self.pending: list[Pending] = []
         self.sources: list[str] = [state.zero]
         self.calls: list[str] = []
+        self.frames: list[tuple[str, str]] = [("main", state.zero)]
+        """Functions and sourced files being run, outermost first: the name, and the file it was read from."""
         self.tested: set[str] = set()
         self.around = Around()
         self.placeholder = ""
@@ -174,9 +177,13 @@ class Shell:
     def _run_lines(self, parser: Parser) -> None:
         """An error in an expansion drops the rest of its line and no more."""
         depth = len(self.state.scopes)
+        empty = True
         for items in parser.lines():
+            empty = False
             bounded(self, ("abort",), lambda items=items: self.program(tuple(items)))  # type: ignore[misc]
             del self.state.scopes[depth:]
+        if empty:
+            self.state.status = 0
 
     def nested(self, run: Callable[[], None]) -> None:
         self.depth += 1
@@ -216,15 +223,22 @@ class Shell:
         """Run in a copy of the state; only files, output and status come back."""
         outer = self.state
         self.state = outer.copy()
+        self.state.traps = {
+            key: value for key, value in outer.traps.items() if key == "ERR" and "errtrace" in outer.options
+        }
         loops, self.loops = self.loops, 0
         try:
             bounded(self, ("exit", "return", "break", "continue", "abort"), run)
+            at_exit(self)
         finally:
             self.loops = loops
             inner, self.state = self.state, outer
         outer.files, outer.out, outer.status = inner.files, inner.out, inner.status
 
     def errexit(self) -> None:
+        """What follows a command that failed where nothing tests for it."""
+        if self.state.traps and not self.conditions:
+            on_error(self)
         if self.state.status and not self.conditions and "errexit" in self.state.options:
             raise Control("exit")
 
@@ -352,6 +366,7 @@ def _cond_command(shell: Shell, node: CondCommand) -> None:
 
 def _function(shell: Shell, node: Function) -> None:
     shell.state.functions[node.name] = node
+    shell.world.defined[id(node)] = (node, shell.file, shell.frames[-1][1] if shell.frames else "environment")
     shell.state.status = 0
 
 
@@ -383,6 +398,10 @@ def _simple(shell: Shell, node: Simple) -> None:
         if node.redirects:
             with_redirects(shell, node.redirects, lambda: None)
         shell.errexit()
+        return
+    if len(words) == 1 and node.redirects and isinstance(words[0], Text) and words[0].text == "exec":
+        keep_redirects(shell, node.redirects)
+        shell.state.status = 0
         return
     with_redirects(shell, node.redirects, lambda: _prefixed(shell, node.assigns, lambda: run_words(shell, words)))
     shell.errexit()

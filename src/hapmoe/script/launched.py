@@ -87,8 +87,6 @@ class Inside:
     around: Around
     env: tuple[tuple[str, Text], ...] = ()
     code: Text | None = None
-    ends: bool = False
-    """Nothing follows: ``exec``."""
     batch: bool = False
 
 

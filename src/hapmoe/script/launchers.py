@@ -316,14 +316,12 @@ def _wrapper(name: str, verb: str, tail: list[Text], parsed: Parsed, around: Aro
         code = " ".join(word.text for word in tail)
         where = tail[0].where if tail else ""
         return Inside("code", (), around, code=Text(code, where)) if code else Inside("none", (), around)
-    elif name == "exec" and not tail:
-        return Inside("none", (), around)
     elif name == "ray" and len(tail) == 1:
         return Inside("code", (), around, code=tail[0])
     del verb
     if not tail:
         return Inside("none", (), around)
-    return Inside("words", tuple(tail), around, tuple(env), ends=name == "exec")
+    return Inside("words", tuple(tail), around, tuple(env))
 
 
 def _shell(words: list[Text], around: Around) -> Inside:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
@@ -61,7 +62,11 @@ def for_in(shell: Shell, node: For) -> None:
 
 
 def _loop_once(shell: Shell, name: str, value: Text, body: Program) -> None:
-    assign(shell, name, None, value)
+    found = shell.state.find(name)
+    if found and found[1].ref:  # each word is the name of the variable that it then stands for
+        found[0][name] = replace(found[1], value=value)
+    else:
+        assign(shell, name, None, value)
     shell.program(body)
 
 

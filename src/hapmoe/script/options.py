@@ -266,7 +266,6 @@ _SMALL = {
     "env": Options(
         values=_set("unset chdir"), flags=_set("ignore-environment null debug"), short_values="uC", short_flags="i0v"
     ),
-    "exec": Options(short_values="a", short_flags="cl"),
     "sudo": Options(
         values=_set("user group chdir host prompt"),
         flags=_set("preserve-env set-home non-interactive login stdin"),

@@ -104,6 +104,10 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
             ]
         return [("quoted" if quoted and many == "*" else "expanded", mark, where)]
     if part.length:
+        if not values and "nounset" in shell.state.options:
+            found = shell.state.find(resolve(shell, part.name)[0])
+            if not found or found[1].bare or (found[1].items is None and found[1].value is None):
+                missing(shell, part.name, where)
         return [_one(str(len(values)), where, quoted)]
     op = part.op
     if op == ":":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from hapmoe.errors import InputError
+
 from .parse_lines import RESERVED
 from .parse_tests import Conditions
 from .syntax import (
@@ -175,6 +177,12 @@ class Parser(Conditions):
             node2 = self._reserved(word, line)
             self.depth -= 1
             return node2
+        if word == "coproc":
+            raise InputError(
+                "a coprocess (coproc) is not followed",
+                where=f"{self.file}:{line}",
+                hint="write what it gives into the script",
+            )
         if word in _ENDERS:
             raise self.fail(f"syntax error near {word!r}")
         function = _FUNCTION.match(self.text, self.pos)
@@ -345,6 +353,12 @@ class Parser(Conditions):
         if target is None:
             raise self.fail("a redirection without a target")
         digits = match.group(1)
+        if digits and digits.startswith("{"):
+            raise InputError(
+                f"a descriptor that bash chooses ({digits}) is not followed",
+                where=f"{self.file}:{line}",
+                hint="name one",
+            )
         redirect = Redirect(int(digits) if digits and digits.isdigit() else None, match.group(2), target, line)
         if redirect.op in ("<<", "<<-"):
             self._heredocs.append((redirect, redirect.op == "<<-"))

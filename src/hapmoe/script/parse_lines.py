@@ -12,7 +12,7 @@ __all__ = ["RESERVED", "Lines"]
 _BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
 RESERVED = re.compile(
-    r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|time|in|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
+    r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|coproc|time|in|\{|\}|!|\[\[)(?=[\s;&|()<>]|$)"
 )
 
 

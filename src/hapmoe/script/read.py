@@ -18,6 +18,7 @@ from .inputs import read_text
 from .interpret import Shell
 from .launched import sbatch_around, training_score
 from .state import Launch, State, Var, World
+from .traps import at_exit
 from .values import (
     MARK,
     Invocation,
@@ -99,6 +100,7 @@ def _shown(shell: Shell, text: str) -> str:
 def _run(shell: Shell, text: str, name: str) -> None:
     try:
         bounded(shell, ("exit", "return", "break", "continue"), lambda: shell.run_text(text, name))
+        at_exit(shell)
     except RecursionError:
         raise InputError("nested too deeply", where=shell.where(), hint="an endless recursion, perhaps") from None
     except Control:

@@ -12,7 +12,7 @@ from .words import text_of
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["with_redirects"]
+__all__ = ["keep_redirects", "with_redirects"]
 
 
 def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[[], None]) -> None:
@@ -42,8 +42,10 @@ def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[
             elif (each.fd or 1) == 1:
                 elsewhere, errors = target != "1", target == "2"
                 sink = None if elsewhere else sink
-        elif each.fd == 2:
-            shell.merged = False
+        elif each.fd is not None and each.fd != 1:
+            shell.merged = shell.merged and each.fd != 2
+            if "&" not in each.op:
+                shell.write_file(text_of(shell, each.target).text, None)
         elif each.fd in (None, 1):
             name = text_of(shell, each.target).text
             sink, elsewhere = (name, ">>" in each.op), False
@@ -70,6 +72,22 @@ def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[
             shell.print(None, what="standard error")
         shell.said = shell.said or said
         shell.state.stdin, shell.state.inputs, shell.merged = stdin, inputs, merged
+
+
+def keep_redirects(shell: Shell, redirects: tuple[Redirect, ...]) -> None:
+    """``exec`` with nothing but redirections: they hold for what follows."""
+    for each in redirects:
+        shell.current_line = each.line
+        target = each.target.source
+        if each.op in ("<", "<<", "<<-", "<<<"):
+            _read_from(shell, each.fd or 0, _input(shell, each) if each.op == "<" else _here(shell, each))
+        elif each.op in ("<&", "<>"):
+            _read_from(shell, each.fd or 0, None)
+        else:
+            if not re.fullmatch(r"\d+|-", target):
+                shell.write_file(text_of(shell, each.target).text, None)
+            if each.fd in (None, 1):
+                shell.print(None, what="exec")  # what a substitution around it gets of the rest is not known
 
 
 def _here(shell: Shell, redirect: Redirect) -> str:

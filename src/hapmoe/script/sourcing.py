@@ -53,7 +53,6 @@ def eval_(shell: Shell, args: Args) -> None:
             where=shell.where(),
             hint="put what it sets into the script or give it with --env NAME=VALUE",
         )
-    shell.state.status = 0
     shell.world.step(shell.where(), 1 + len(text) // 10)
     shell.run_text(text, shell.file, shell.current_line)
 
@@ -84,13 +83,14 @@ def source(shell: Shell, args: Args) -> None:
     if rest:
         set_positionals(shell, rest)
     shell.sources.append(name)
-    shell.state.status = 0
+    shell.frames.append(("source", name))
     if len(shell.sources) > 25:
         raise InputError("files that source each other too deeply", where=shell.where())
     try:
         bounded(shell, ("return",), lambda: shell.run_text(text, label))
     finally:
         shell.sources.pop()
+        shell.frames.pop()
     if rest:
         shell.state.positionals, shell.state.positional_mark = saved, saved_mark
 

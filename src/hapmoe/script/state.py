@@ -31,6 +31,8 @@ class Var:
     readonly: bool = False
     integer: bool = False
     ref: bool = False
+    bare: bool = False
+    """An array that was declared and never given a value."""
     case: str = ""
 
 
@@ -71,6 +73,10 @@ class World:
     lines: dict[str, str] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
     """Values that variables with the name of a credential were given: other words may hold them too."""
+    defined: dict[int, tuple[Function, str, str]] = field(default_factory=dict)
+    """Functions by identity: the node, the file it stands in, and that file's name as the script gave it."""
+    volatile: set[str] = field(default_factory=set)
+    """Variables that a trap may change between any two commands."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Names that bash replaces by other text (``shopt -s expand_aliases``), and where."""
 
@@ -120,6 +126,8 @@ class State:
     inputs: dict[int, str | None] = field(default_factory=dict)
     """What other descriptors read, by number."""
     zero: str = ""
+    traps: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What runs on EXIT and ERR, never changed in place; several where it is not known which ("": nothing)."""
 
     def copy(self) -> State:
         return replace(
@@ -168,7 +176,18 @@ def join(left: State, right: State, where: str, marks: Marks) -> State:
         stdin=left.stdin if left.stdin == right.stdin else None,
         inputs={fd: text for fd, text in left.inputs.items() if right.inputs.get(fd) == text},
         zero=left.zero,
+        traps=_joined_traps(left.traps, right.traps),
     )
+
+
+def _joined_traps(left: dict[str, tuple[str, ...]], right: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The traps that may be set after either of two ways; "" where none."""
+    if left == right:
+        return left
+    return {
+        name: tuple(dict.fromkeys((*left.get(name, ("",)), *right.get(name, ("",)))))
+        for name in left.keys() | right.keys()
+    }
 
 
 def _join_out(left: str, right: str, where: str, marks: Marks) -> str:

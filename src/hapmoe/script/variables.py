@@ -116,7 +116,8 @@ def provided(shell: Shell, name: str) -> Text | None:
     if name in ("PWD",):
         return Text(state.cwd, here)
     if name in ("BASH_SOURCE", "FUNCNAME"):
-        return elements(shell, name)[0][0]
+        values = _frames(shell, name)
+        return values[0] if values else None
     if name in SITE:
         unknown = Unknown(
             f"the environment's ${name}",
@@ -225,7 +226,7 @@ def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
     found = shell.state.find(name)
     if not found:
         if index is not None and name in ("BASH_SOURCE", "FUNCNAME"):
-            values, _ = elements(shell, name)
+            values = _frames(shell, name)
             place = number(shell, index)
             return values[place] if place is not None and 0 <= place < len(values) else None
         return provided(shell, name) if index in (None, "0") or name in _SITE_ARRAYS else None
@@ -258,10 +259,8 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
     name, _ = resolve(shell, name)
     found = state.find(name)
     if not found:
-        if name == "BASH_SOURCE":
-            return [Text(file, shell.where()) for file in reversed(shell.sources)] or [Text(state.zero)], ""
-        if name == "FUNCNAME":
-            return [Text(each, shell.where()) for each in reversed(shell.calls)], ""
+        if name in ("BASH_SOURCE", "FUNCNAME"):
+            return _frames(shell, name), ""
         if name in _SITE_ARRAYS:
             return [], shell.world.marks.mark(Unknown(f"the shell's ${name}", "", shell.where(), single=False))
         value = provided(shell, name)
@@ -274,6 +273,13 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
     if var.assoc:
         return [var.items[key] for key in assoc_keys(var.items)], ""
     return [var.items[key] for key in sorted(var.items)], ""
+
+
+def _frames(shell: Shell, name: str) -> list[Text]:
+    """``FUNCNAME``, which is set within functions only, or ``BASH_SOURCE``: from the innermost call outwards."""
+    if name == "FUNCNAME":
+        return [Text(frame[0], shell.where()) for frame in reversed(shell.frames)] if shell.calls else []
+    return [Text(frame[1], shell.where()) for frame in reversed(shell.frames)]
 
 
 def array_items(var: Var) -> dict[int | str, Text]:
@@ -352,8 +358,8 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
     index = through if index is None else index
     found = shell.state.find(name)
     scope, var = found if found else (shell.state.scopes[0], Var())
-    if name == "_":
-        return  # bash gives it the last word of each command
+    if name == "_" or name in shell.world.volatile:
+        return  # bash gives it the last word of each command; a trap changes those
     if var.readonly:
         raise InputError(f"{name} is read-only and assigned again", where=shell.where())
     if var.mark:
@@ -380,7 +386,7 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
     else:
         items = array_items(var)
         items[key] = value
-        new = replace(var, items=items, value=None)
+        new = replace(var, items=items, value=None, bare=False)
     if "allexport" in shell.state.options:
         new = replace(new, exported=True)
     scope[name] = new
