@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hapmoe.errors import InputError
+
 from .values import MARK
 
 __all__ = ["ArithmeticError_", "Number", "evaluate"]
@@ -69,6 +71,8 @@ class _Evaluation:
         self.text, self.read, self.write, self.depth = text, read, write, depth
         self.pos = 0
         self.skip = 0
+        self.unsure = 0
+        """Within what is only perhaps evaluated: after ``&&``, ``||`` or ``?`` on a value that is not known."""
         self.kind, self.token = "", ""
         self.level = 0
         self.advance()
@@ -121,9 +125,9 @@ class _Evaluation:
                 if self.kind == "op" and self.token in _ASSIGN:
                     raise ArithmeticError_(f"attempted assignment to non-variable in {self.text!r}")
                 if op != "=":
+                    self.read_twice(name)
                     value = self.apply(op[:-1], self.value(name), value)
-                if not self.skip:
-                    self.write(name.name, name.index, value)
+                self.put(name, value)
                 return value
             self.pos, self.kind, self.token = saved
         return self.ternary()
@@ -133,19 +137,18 @@ class _Evaluation:
         if not (self.kind == "op" and self.token == "?"):
             return condition
         self.advance()
-        self.skip += condition in (0, None)
+        self.unsure += condition is None
+        self.skip += condition == 0
         yes = self.assignment() if not (self.kind == "op" and self.token == ":") else None
-        self.skip -= condition in (0, None)
+        self.skip -= condition == 0
         if self.token != ":":
             raise ArithmeticError_(f"`:' expected in {self.text!r}")
         self.advance()
-        self.skip += condition != 0
-        no = self.ternary_tail()
-        self.skip -= condition != 0
+        self.skip += condition not in (0, None)
+        no = self.ternary()
+        self.skip -= condition not in (0, None)
+        self.unsure -= condition is None
         return None if condition is None and yes != no else (yes if condition else no)
-
-    def ternary_tail(self) -> Number:
-        return self.ternary()
 
     def binary(self, level: int) -> Number:
         if level == len(_LEVELS):
@@ -155,9 +158,12 @@ class _Evaluation:
             op = self.token
             self.advance()
             decided = (op == "&&" and value == 0) or (op == "||" and bool(value))
+            perhaps = op in ("&&", "||") and value is None
             self.skip += decided
+            self.unsure += perhaps
             right = self.binary(level + 1)
             self.skip -= decided
+            self.unsure -= perhaps
             value = self.logic(op, value, right) if op in ("&&", "||") else self.apply(op, value, right)
         return value
 
@@ -240,24 +246,35 @@ class _Evaluation:
         return evaluate(text, self.read, self.write, self.depth + 1)
 
     def change(self, name: _Name, op: str, *, new: bool) -> Number:
+        self.read_twice(name)
         old = self.value(name)
         changed = self.apply("+" if op == "++" else "-", old, 1)
-        if not self.skip:
-            self.write(name.name, name.index, changed)
+        self.put(name, changed)
         return changed if new else old
+
+    def put(self, name: _Name, value: Number) -> None:
+        if not self.skip:
+            self.write(name.name, name.index, None if self.unsure else value)
+
+    def read_twice(self, name: _Name) -> None:
+        """Refuse an element that is read and written, where finding its place changes something."""
+        if name.index and re.search(r"\+\+|--|(?<![=!<>])=(?!=)", name.index):
+            raise InputError(f"the subscript of {name.name}[{name.index}] changes a variable, which is not followed")
 
     def apply(self, op: str, left: Number, right: Number) -> Number:
         if left is None or right is None:
             return 0 if op == "*" and 0 in (left, right) else None
         if op in ("/", "%"):
             if right == 0:
-                if self.skip:
-                    return 0
+                if self.skip or self.unsure:
+                    return None if self.unsure else 0
                 raise ArithmeticError_(f"division by 0 in {self.text!r}")
             quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
             return _wrap(quotient if op == "/" else left - right * quotient)
         if op == "**":
             if right < 0:
+                if self.skip or self.unsure:
+                    return None if self.unsure else 0
                 raise ArithmeticError_(f"exponent less than 0 in {self.text!r}")
             return _wrap(pow(left, right, 1 << 64))
         return _wrap(_OPERATORS[op](left, right))

@@ -9,7 +9,7 @@ from hapmoe.errors import InputError
 
 from .assoc import check_subscript
 from .state import Var
-from .syntax import ArrayLiteral, Assign
+from .syntax import ArrayLiteral, Assign, Literal, Word
 from .values import MARK, Text, Unknown
 from .variables import assign, index_of, resolve, secret
 from .words import fields, text_of
@@ -36,6 +36,27 @@ def scalar_value(shell: Shell, node: Assign) -> Text | None:
     return None if isinstance(node.value, ArrayLiteral) else text_of(shell, node.value, assignment=True)
 
 
+def _pairs(shell: Shell, literal: ArrayLiteral, items: dict[int | str, Text]) -> None:
+    """Keys and values of an associative array in turn, as bash takes them since 5.1."""
+    words = [
+        text
+        for key, _, word in literal.elements
+        for text in (
+            [text_of(shell, Word((Literal(f"[{key}]="), *word.parts), "", word.line))]
+            if key is not None
+            else fields(shell, word)
+        )
+    ]
+    if any(each.spread for word in words for each in shell.world.marks.of(word.text)):
+        raise InputError("the pairs of an associative array are not known", where=shell.where())
+    for place in range(0, len(words), 2):
+        key = words[place].text
+        check_subscript(shell, "an associative array", key)
+        if MARK.search(key):
+            raise InputError("a key of an associative array is not known", where=shell.where())
+        items[key] = words[place + 1] if place + 1 < len(words) else Text("", words[place].where)
+
+
 def assign_array(
     shell: Shell, node: Assign, literal: ArrayLiteral, *, local: bool = False, assoc: bool = False
 ) -> None:
@@ -56,6 +77,10 @@ def assign_array(
     place = int(max(items)) + 1 if items and not var.assoc else 0
     shell.world.step(shell.where(), len(items) // 2000)
     mark = ""
+    if var.assoc and literal.elements and literal.elements[0][0] is None:
+        _pairs(shell, literal, items)
+        scope[name] = replace(var, items=items, value=None, mark="", bare=False)
+        return
     for key_source, appends, word in literal.elements:
         shell.world.step(shell.where(word.line))
         if key_source is not None:
@@ -77,8 +102,7 @@ def assign_array(
                 mark = shell.world.marks.mark(spread[0])
                 continue
             if var.assoc:
-                items[text.text] = Text("", text.where)
-                continue
+                raise InputError(f"{name}: keys and pairs are mixed", where=shell.where())
             items[place] = secret(shell, name, text)
             place += 1
     if len(items) > 400_000:

@@ -213,6 +213,7 @@ def _is_shell(path: Path) -> bool:
 def _unknown_command(shell: Shell, words: list[Text], why: str) -> None:
     """Pass over a command, unless it may well be the training."""
     shell.state.status = None
+    shell.world.outside = True
     entries = any(word.text.endswith(".py") for word in words)
     if looks_like_training(words) or (
         entries and ("option" in why or "would take" in why or ("not known" in why and MARK.search(words[0].text)))
@@ -348,6 +349,7 @@ def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list
 
 def _record(shell: Shell, entry: Entry) -> None:
     """Remember a Python process the script would start."""
+    shell.world.outside = True
     if shell.placeholder:
         raise InputError(f"the placeholder {shell.placeholder} is not filled in", where=shell.where())
     env: dict[str, Text] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .control import Control
+from .patterns import matches
 from .values import MARK, Text, Unknown
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ def matching(shell: Shell, text: str, active: str, where: str) -> list[Text]:
             for char, mask in zip(text[len(folder) :], active[len(folder) :], strict=True)
         )
         found = sorted(glob.glob(pattern, root_dir=real)) if len(pattern) < 1000 else []
+        written = _written(shell, folder, active[len(folder) :])
+        if written is None or (not found and not written and shell.world.outside and re.search(r"[./]", active)):
+            return [_unknown_files(shell, text, where)]
+        found = sorted({*found, *written})
         if found:
             return [Text(folder + name, where) for name in found]
         if "failglob" in strict:
@@ -140,8 +145,32 @@ def matching(shell: Shell, text: str, active: str, where: str) -> list[Text]:
         if strict:
             return []
         return [Text(text, where)]
+    return [_unknown_files(shell, text, where)]
+
+
+def _unknown_files(shell: Shell, text: str, where: str) -> Text:
     why = f"the files that match {MARK.sub('?', text)}"
-    return [Text(shell.world.marks.mark(Unknown(why, MARK.sub("?", text), where, single=False, spread=True)), where)]
+    return Text(shell.world.marks.mark(Unknown(why, MARK.sub("?", text), where, single=False, spread=True)), where)
+
+
+def _written(shell: Shell, folder: str, pattern: str) -> list[str] | None:
+    """The files under ``folder`` that the script itself wrote and that match ``pattern``; None when it is not certain
+    that they are there."""
+    base = absolute(shell, folder or ".").rstrip("/") + "/"
+    names = []
+    for path, text in shell.state.files.items():
+        if path.startswith(base):
+            name = path[len(base) :]
+            depth = name.count("/") == pattern.count("/")
+            if depth and all(map(_part_matches, name.split("/"), pattern.split("/"))):
+                if text is None or "\0" in pattern:
+                    return None
+                names.append(name)
+    return names
+
+
+def _part_matches(name: str, pattern: str) -> bool:
+    return matches(name, pattern.replace("\0", "?")) and (not name.startswith(".") or pattern.startswith("."))
 
 
 def source_of(shell: Shell, text: str) -> str:

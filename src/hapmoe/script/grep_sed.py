@@ -125,12 +125,16 @@ def sed(shell: Shell, args: list[str], stdin: str | None) -> Result:
     if len(text) * growth > _MOST_OUTPUT and any("g" in command.flags for command in commands):
         return UNKNOWN
     out: list[str] = []
+    ended = True
     for number, line in enumerate(lines, 1):
-        out += _sed_line(commands, line, number, last=number == len(lines), quiet="n" in letters)
+        made = _sed_line(commands, line, number, last=number == len(lines), quiet="n" in letters)
+        ended = not made or number < len(lines) or text.endswith("\n")
+        out += made
+    result = joined(out) if ended else joined(out)[:-1]
     if "i" in letters:
-        shell.write_file(operands[0], joined(out))
+        shell.write_file(operands[0], result)
         return "", 0
-    return joined(out), 0
+    return result, 0
 
 
 class _Command(NamedTuple):

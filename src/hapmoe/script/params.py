@@ -118,6 +118,9 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
         present = Text(joined, where) if values else None
         if op.lstrip(":") == "+" or present is None or (op[0] == ":" and shell.world.marks.emptiness(joined)):
             return _substituted(shell, part, present, where, quoted=quoted)
+    elif op in ("@A", "@K", "@k", "@a", "@P"):
+        why = Unknown(f"the expansion {part.source}", part.source, where, single=False, nonempty=False)
+        return [_one(shell.world.marks.mark(why), where, quoted=False)]
     elif op:
         values = [Text(_operate(shell, part, value.text, where), value.where) for value in values]
     if not values and part.name not in ("@", "*") and not _declared(shell, part):

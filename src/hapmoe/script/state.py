@@ -75,6 +75,8 @@ class World:
     """Values that variables with the name of a credential were given: other words may hold them too."""
     defined: dict[int, tuple[Function, str, str]] = field(default_factory=dict)
     """Functions by identity: the node, the file it stands in, and that file's name as the script gave it."""
+    outside: bool = False
+    """A program that is not followed has run, which may have written files."""
     volatile: set[str] = field(default_factory=set)
     """Variables that a trap may change between any two commands."""
     aliases: dict[str, str] = field(default_factory=dict)

@@ -195,18 +195,30 @@ def _cut(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 
 def _head(shell: Shell, args: list[str], stdin: str | None, *, tail: bool = False) -> Result:
-    args = [f"-n{arg[1:]}" if re.fullmatch(r"-\d+", arg) else arg for arg in args]
+    args = [f"-n{args[0][1:]}", *args[1:]] if args and re.fullmatch(r"-\d+", args[0]) else args
     parsed = split_args(args, "nc")
     if parsed is None or "c" in parsed[0]:
         return UNKNOWN
-    count = parsed[0].get("n", "10")
+    count = re.fullmatch(r"([-+]?)(\d+)", parsed[0].get("n", "10"))
     text = input_text(shell, parsed[1], stdin)
-    if text is None or not count.isdigit():
+    if text is None or count is None or len(parsed[1]) > 1:
         return UNKNOWN
     if any(not unknown.single for unknown in shell.world.marks.of(text)):
         return UNKNOWN
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    sign, number = count[1], int(count[2])
+    if tail:
+        first = max(number - 1, 0) if sign == "+" else max(len(lines) - number, 0)
+        return "".join(lines[first:]), 0
+    return "".join(lines[: max(len(lines) - number, 0) if sign == "-" else number]), 0
+
+
+def _uniq(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    text = input_text(shell, args, stdin)
+    if text is None or len(args) > 1 or any(arg.startswith("-") for arg in args) or MARK.search(text):
+        return UNKNOWN
     lines = lines_of(text)
-    return joined(lines[len(lines) - min(int(count), len(lines)) :] if tail else lines[: int(count)]), 0
+    return joined([line for place, line in enumerate(lines) if not place or line != lines[place - 1]]), 0
 
 
 def _tail(shell: Shell, args: list[str], stdin: str | None) -> Result:
@@ -289,12 +301,15 @@ def _paste(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 def _rev(shell: Shell, args: list[str], stdin: str | None) -> Result:
     text = input_text(shell, args, stdin)
-    return (joined([line[::-1] for line in lines_of(text)]), 0) if text and not MARK.search(text) else UNKNOWN
+    if not text or MARK.search(text):
+        return UNKNOWN
+    return "\n".join(line[::-1] for line in text.split("\n")), 0
 
 
 def _tac(shell: Shell, args: list[str], stdin: str | None) -> Result:
     text = input_text(shell, args, stdin)
-    return (joined(lines_of(text)[::-1]), 0) if text and not MARK.search(text) else UNKNOWN
+    known = text is not None and text.endswith("\n") and not MARK.search(text)
+    return (joined(lines_of(text or "")[::-1]), 0) if known else UNKNOWN
 
 
 def _envsubst(shell: Shell, args: list[str], stdin: str | None) -> Result:
@@ -368,6 +383,14 @@ def _tee(shell: Shell, args: list[str], stdin: str | None) -> Result:
     return stdin, 0
 
 
+def _touch(shell: Shell, args: list[str], stdin: str | None) -> Result:
+    """``touch``: files that the script did not write may be new."""
+    for name in args:
+        if not name.startswith("-") and shell.absolute(name) not in shell.state.files:
+            shell.write_file(name, None)
+    return "", None
+
+
 def _quiet(shell: Shell, args: list[str], stdin: str | None) -> Result:
     return "", None
 
@@ -389,6 +412,7 @@ UTILITIES: dict[str, Callable[[Shell, list[str], str | None], Result]] = {
     "head": _head,
     "tail": _tail,
     "sort": _sort,
+    "uniq": _uniq,
     "awk": awk,
     "gawk": awk,
     "mawk": awk,
@@ -413,7 +437,7 @@ UTILITIES: dict[str, Callable[[Shell, list[str], str | None], Result]] = {
     "tee": _tee,
     "mkdir": _quiet,
     "cp": _copy,
-    "touch": _quiet,
+    "touch": _touch,
     "sleep": _quiet,
     "chmod": _quiet,
     "ln": _quiet,
