@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hapmoe
+from bench import nursery
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
 from hapmoe.launch import target
@@ -65,6 +66,7 @@ _FLAGS: dict[str, str | None] = {
     "--lr": "3e-3",
 }
 
+_Process = subprocess.Popen[bytes] | nursery.Child
 
 _OF_MANY_RANKS = frozenset(
     {
@@ -208,7 +210,8 @@ def run(
 ) -> Run:
     """Train the case through its emitted launcher; every node of the plan is a process here.
 
-    ``by_rank``: every rank is one that runs ``entry.py``, as under srun, which saves torchrun's start.
+    ``by_rank``: every rank is one that runs ``entry.py``, as under srun, and comes out of the nursery, which
+    saves the start of torchrun and the import of torch; the probe needs an interpreter's start.
     ``probe``: where the probe, carried beside the plan, writes; ``variables``: more of the environment.
     """
     with tempfile.TemporaryDirectory(prefix="hapmoe-lab-") as name:
@@ -235,19 +238,18 @@ def run(
             environment["HAPMOE_PROBE"] = str(probe)
             environment["PYTHONPATH"] = os.pathsep.join([str(folder / "probe"), environment["PYTHONPATH"]])
         hosts = [line for line in files["hosts.tsv"].splitlines() if line[:1].isdigit()]
-        commands: list[tuple[list[str], dict[str, str]]] = [
-            (["bash", str(launch / "run_node.sh")], {"NODE_RANK": str(node)}) for node in range(len(hosts))
-        ]
+        owns = [{"NODE_RANK": str(node)} for node in range(len(hosts))]
         if by_rank:
             every = {"WORLD_SIZE": str(case.ranks), "LOCAL_WORLD_SIZE": str(case.ranks)}
-            commands = [
-                ([sys.executable, str(launch / "entry.py")], {**every, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-                for rank in range(case.ranks)
-            ]
-        logs = [folder / f"process{index}.log" for index in range(len(commands))]
-        processes = []
-        for (command, own), log in zip(commands, logs, strict=True):
+            owns = [{**every, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(case.ranks)]
+        logs = [folder / f"process{index}.log" for index in range(len(owns))]
+        processes: list[_Process] = []
+        for own, log in zip(owns, logs, strict=True):
+            if by_rank:
+                processes.append(nursery.start([str(launch / "entry.py")], {**environment, **own}, log))
+                continue
             with log.open("w") as stream:
+                command = ["bash", str(launch / "run_node.sh")]
                 processes.append(
                     subprocess.Popen(command, env={**environment, **own}, stdout=stream, stderr=subprocess.STDOUT)
                 )
@@ -272,7 +274,7 @@ def _parameters(folder: Path, ranks: int) -> tuple[Any, ...]:
     return tuple(torch.load(path) for path in paths)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> list[int | None]:
+def _wait(processes: Sequence[_Process], timeout_s: float) -> list[int | None]:
     """Exit codes; when one fails or time is up the others are told to stop, and have none."""
     ends = time.monotonic() + timeout_s
     try:
