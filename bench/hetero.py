@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from typing import Any
 
 from bench.lab import BLOCK, CORE, MOE, Case, Run, block, run
@@ -91,19 +92,29 @@ def unequal(
     for more in flags:
         given |= more
     meshes = tuple(_mesh(part) for part in plan.split("/"))
-    case = Case(
-        _name(plan, layers, given, vpp), layers, mbs=samples, vpp=vpp, recompute=recompute, flags=given, meshes=meshes
-    )
+    name = _name(plan, layers, given, vpp, recompute, variables or {})
+    case = Case(name, layers, mbs=samples, vpp=vpp, recompute=recompute, flags=given, meshes=meshes)
     return Unequal(case, like, variables or {})
 
 
-def _name(plan: str, layers: tuple[int, ...], flags: Flags, vpp: int) -> str:
-    more = [
-        f"{name.removeprefix('--')}{'' if value is None else f'={value}'}"
-        for name, value in flags.items()
-        if name not in _BASE and value is not False
-    ]
-    return " ".join([plan, "layers", "+".join(map(str, layers)), *([f"vpp{vpp}"] if vpp > 1 else []), *more])
+def _name(
+    plan: str,
+    layers: tuple[int, ...],
+    flags: Flags,
+    vpp: int,
+    recompute: tuple[Recompute, ...],
+    variables: dict[str, str],
+) -> str:
+    more = [f"vpp{vpp}"] if vpp > 1 else []
+    if any(one != Recompute() for one in recompute):
+        said = (one.method or ",".join(one.modules) or "none" for one in recompute)
+        more.append(f"recompute={'/'.join(said)}")
+    for name, value in flags.items():
+        if name not in _BASE and value is not False:
+            more.append(f"{name.removeprefix('--')}{'' if value is None else f'={value}'}")
+    more += ["no-moe"] if flags.get("--num-experts") is False else []
+    more += [value for name, value in variables.items() if name in HOST]
+    return " ".join([plan, "layers", "+".join(map(str, layers)), *more])
 
 
 def uniform(*flags: Flags, dp: int) -> Case:
@@ -220,7 +231,7 @@ class Outcome:
 
 def train(case: Case, **variables: str) -> Run:
     """One run, with its parameters."""
-    return run(case, by_rank=True, timeout_s=900, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
+    return run(case, by_rank=True, timeout_s=240, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
 
 
 @cache
@@ -246,6 +257,15 @@ def resume(before: Case, after: Sequence[Case]) -> list[Outcome]:
             assert sorted(found.losses) == [3, 4]
             outcomes.append(compare(found, reference(Unequal(one))))
     return outcomes
+
+
+def _outcome(one: Unequal) -> Outcome:
+    """Of one configuration; one that does not run to its end says so and stops none of the others."""
+    try:
+        return compare(train(one.case, **one.variables), reference(one))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return Outcome(one.case.name, one.case.ranks, inf, inf, inf, complete=False)
 
 
 def compare(found: Run, expected: Run) -> Outcome:
@@ -301,7 +321,7 @@ def _part(pieces: list[tuple[tuple[int, ...], Any]], offset: tuple[int, ...], sh
 
 
 def fuzz(count: int, seed: int, most_ranks: int = 6) -> Iterator[Unequal]:
-    """Random plans: two to four stages, any degrees that Megatron allows, uneven layers, options."""
+    """Random plans: two to four stages, any degrees that Megatron allows, uneven and empty stages, options."""
     draw = random.Random(seed)
     known: set[str] = set()
     while len(known) < count:
@@ -310,16 +330,25 @@ def fuzz(count: int, seed: int, most_ranks: int = 6) -> Iterator[Unequal]:
         size = sum(one.get("tp", 1) * one.get("cp", 1) * one.get("dp", 1) for one in meshes)
         if size > most_ranks or size == stages:
             continue
-        cuts = sorted(draw.randint(0, 4) for _ in range(stages - 1))
-        layers = tuple(end - begin for begin, end in zip((0, *cuts), (*cuts, 4), strict=True))
-        flags = [draw.choice(({}, DISTRIBUTED, OVERLAP)), draw.choice(({}, {}, SEQUENCE_LOSS, TOKENS))]
+        vpp = 2 if stages == 2 and draw.random() < 0.25 else 1
+        layers = (2, 2) if vpp > 1 else _random_layers(draw, stages)
+        losses = draw.choice(({}, {}, SEQUENCE_LOSS, {**SEQUENCE_LOSS, **Z_LOSS}, TOKENS))
+        flags = [draw.choice(({}, DISTRIBUTED, OVERLAP)), losses]
         flags += [CONTEXT] if any("cp" in one for one in meshes) else []
         plan = " / ".join(" ".join(f"{name}{value}" for name, value in one.items()) or "dp1" for one in meshes)
-        vpp = 2 if all(count >= 2 for count in layers) and draw.random() < 0.5 else 1
-        one = unequal(plan, layers, *flags, vpp=vpp, variables=HOST if draw.random() < 0.1 else {})
+        kept = [draw.choice((Recompute(), Recompute(), CORE, MOE, BLOCK)) if each else Recompute() for each in layers]
+        variables = HOST if draw.random() < 0.1 else {}
+        one = unequal(plan, layers, *flags, vpp=vpp, recompute=tuple(kept), variables=variables)
         if one.case.name not in known:
             known.add(one.case.name)
             yield one
+
+
+def _random_layers(draw: random.Random, stages: int) -> tuple[int, ...]:
+    """Four layers, cut anywhere; a tenth of the cuts may leave a stage empty."""
+    places = draw.choices(range(5), k=stages - 1) if draw.random() < 0.1 else draw.sample((1, 2, 3), stages - 1)
+    cuts = sorted(places)
+    return tuple(end - begin for begin, end in zip((0, *cuts), (*cuts, 4), strict=True))
 
 
 def _random_mesh(draw: random.Random) -> dict[str, int]:
@@ -346,11 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     chosen = list(fuzz(options.fuzz, options.seed)) if options.fuzz else list(CASES)
-    outcomes = [
-        _show(compare(train(one.case, **one.variables), reference(one)), number)
-        for number, one in enumerate(chosen, 1)
-        if options.only in one.case.name
-    ]
+    outcomes = [_show(_outcome(one), number) for number, one in enumerate(chosen, 1) if options.only in one.case.name]
     if not options.fuzz and options.only in "resume":
         resumed = [*resume(SAVED.case, RESUMED), *resume(FIRST, RESUMED[1:2])]
         outcomes += [_show(one, number) for number, one in enumerate(resumed, len(outcomes) + 1)]

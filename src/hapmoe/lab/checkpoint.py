@@ -13,14 +13,12 @@ __all__ = ["load", "save"]
 
 
 def _metadata(args: argparse.Namespace) -> dict[str, Any]:
-    # checkpointing.py:551-559: the default may change dp only
-    kind = "fully_reshardable" if args.dist_ckpt_optim_fully_reshardable else "dp_reshardable"
-    # without it, a parameter that changes between the dense and the expert optimizer would not be found
-    return (
-        {"distrib_optim_sharding_type": kind, "chained_optim_avoid_prefix": True}
-        if args.use_distributed_optimizer
-        else {}
-    )
+    # as _build_sharded_state_dict_metadata of megatron.training (checkpointing.py:401-434)
+    metadata: dict[str, Any] = {"chained_optim_avoid_prefix": True}
+    if args.use_distributed_optimizer:  # the default may change dp only
+        kind = "fully_reshardable" if args.dist_ckpt_optim_fully_reshardable else "dp_reshardable"
+        metadata["distrib_optim_sharding_type"] = kind
+    return metadata
 
 
 def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:

@@ -279,13 +279,21 @@ def _reduced(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _auxiliary(args: argparse.Namespace) -> dict[str, Any]:
-    """Auxiliary losses by kind and layer as Megatron logs them (moe_utils.py, track_moe_metrics)."""
+    """Auxiliary losses by kind and layer as Megatron logs them (training.py, training_log, and track_moe_metrics
+    in moe_utils.py): those that are on, also on ranks without a MoE layer."""
     if not args.num_experts or (not args.moe_aux_loss_coeff and args.moe_z_loss_coeff is None):
         return {}
+    import torch
     from megatron.core.transformer.moe import moe_utils
 
+    kinds = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
+    on = [kinds[args.moe_router_load_balancing_type]] if args.moe_aux_loss_coeff else []
+    on += ["z_loss"] if args.moe_z_loss_coeff is not None else []
     tracker = moe_utils.get_moe_layer_wise_logging_tracker()
-    moe_utils.reduce_aux_losses_tracker_across_ranks(sorted(tracker))
+    for name in on:
+        nobody = {"reduce_group": None, "avg_group": None, "reduce_group_has_dp": False}
+        tracker.setdefault(name, {"values": torch.zeros(args.num_layers), **nobody})
+    moe_utils.reduce_aux_losses_tracker_across_ranks(on)
     found = {name: [float(value) / args.num_microbatches for value in tracker[name]["values"]] for name in tracker}
     moe_utils.clear_aux_losses_tracker()
     return {"auxiliary": found}

@@ -1,13 +1,18 @@
-"""Checkpoints (torch_dist) that any plan can read: one key per layer, one random state per stage."""
+"""Checkpoints (torch_dist) that any plan can read: one key per layer, one random state per stage, and optimizers
+with and without a part for experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from .mesh import Layout
+from .mesh import Layout, Refused
 
-__all__ = ["by_layer", "by_stage"]
+__all__ = ["by_layer", "by_stage", "regrouped"]
+
+_MULTIPLIERS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
+"""What Megatron tells groups of parameters apart by, besides is_expert_parallel (optimizer.py,
+param_group_identifier_keys; the names with pre_ are NeMo's)."""
 
 
 def by_layer(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,3 +52,62 @@ def by_stage(original: Callable[..., Any], layout: Layout) -> Callable[..., Any]
         )
 
     return get_rng_state
+
+
+def regrouped(original: Callable[..., None]) -> Callable[..., None]:
+    """The stand-in for ``ChainedOptimizer.load_state_dict``: experts that had ranks of their own may lose them.
+
+    The state of a parameter has a key of its own, whatever the plan. What all parameters share (step,
+    rates) is kept once per optimizer, and a job has one for experts only if any of its ranks has ep > 1.
+    Upstream does not read the optimizer of one kind of job into the other (KeyError 'optimizer', or
+    "Expected 2 entries in state dict").
+    """
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        parts = self.chained_optimizers
+        if isinstance(state_dict, dict) and parts:
+            numbered = {key: value for key, value in state_dict.items() if isinstance(key, int)}
+            alone = {key: value for key, value in state_dict.items() if not isinstance(key, int)}
+            if len(parts) == 1 and numbered:  # saved with a part for experts
+                state_dict = _shared(parts[0], alone, numbered[0], _groups(numbered.values()))
+            elif len(parts) > 1 and alone:  # saved without
+                state_dict = {
+                    index: _shared(part, numbered.get(index, {}), alone, _groups([alone]))
+                    for index, part in enumerate(parts)
+                }
+        original(self, state_dict)
+
+    return load_state_dict
+
+
+def _groups(states: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of parameters of a checkpoint's optimizers."""
+    return [group for one in states for group in one.get("optimizer", one)["param_groups"]]
+
+
+def _shared(optimizer: Any, own: dict[str, Any], saved: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state of one optimizer: ``own`` parameters, and what the checkpoint has for all of them."""
+    if "optimizer" in saved:  # in the distributed and the mixed-precision optimizer a level deeper
+        inner = _shared(optimizer, own.get("optimizer", {}), saved["optimizer"], groups)
+        return {**saved, **own, "optimizer": inner}
+    mine = own.get("param_groups")
+    listed = []
+    for index, group in enumerate(optimizer.optimizer.param_groups):
+        found = _like(group, groups)
+        listed.append({**found, "params": mine[index]["params"]} if mine else found)
+    result = {**saved, **own, "param_groups": listed}
+    if "common_step" in saved.get("state", {}):
+        result["state"] = {**own.get("state", {}), "common_step": saved["state"]["common_step"]}
+    return result
+
+
+def _like(group: dict[str, Any], saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the checkpoint has for a group of this job: one with the same multipliers, of experts if this one is."""
+    experts = group.get("is_expert_parallel", False)
+    for other in sorted(saved, key=lambda one: one.get("is_expert_parallel", False) != experts):
+        if all(other.get(name) == group.get(name) for name in _MULTIPLIERS):
+            return {**other, "is_expert_parallel": experts}
+    said = ", ".join(f"{name} {group[name]}" for name in _MULTIPLIERS if name in group)
+    raise Refused(
+        f"the checkpoint has no parameters with {said}; --no-load-optim goes on without the optimizer's state"
+    )

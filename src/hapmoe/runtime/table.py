@@ -23,7 +23,7 @@ TRIED = ((0, 14), (0, 21))
 arguments of all between were looked up (bench.hetero_versions)."""
 
 
-KEYS = "checkpoints with a key per layer"
+KEYS, OPTIMIZERS = "checkpoints with a key per layer", "optimizers with and without a part for experts"
 
 
 class Attached:
@@ -37,8 +37,8 @@ class Attached:
         self.steps = 0
 
     def arrange(self, *, joins: bool) -> None:
-        """Wait for megatron's modules and patch them as they come; without ``joins`` only the keys of layers."""
-        self.patches = tuple(patch for patch in table(self) if joins or patch.why == KEYS)
+        """Wait for megatron's modules and patch them as they come; without ``joins`` only what checkpoints need."""
+        self.patches = tuple(patch for patch in table(self) if joins or patch.why in (KEYS, OPTIMIZERS))
         arrange(self.patches)
 
     def parallel(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -214,6 +214,13 @@ def table(attached: Attached) -> tuple[Patch, ...]:
             ("prefix", "sharded_offsets", "metadata"),
             KEYS,
             checkpoints.by_layer,
+        ),
+        Patch(
+            f"{core}.optimizer.optimizer",
+            "ChainedOptimizer.load_state_dict",
+            ("state_dict",),
+            OPTIMIZERS,
+            checkpoints.regrouped,
         ),
         *training.patches(layout),
     )
