@@ -7,6 +7,7 @@ itself, as always. What only the start of an interpreter reads (``sitecustomize`
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -55,11 +56,13 @@ def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
 
 @cache
 def _nursery() -> subprocess.Popen[str]:
-    """Ends by itself when this process ends: its input is then closed."""
+    """Ends when this process ends, however that happens: its input is then closed."""
     environment = {**os.environ, **_AT_START}
-    return subprocess.Popen(
+    nursery = subprocess.Popen(
         [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    atexit.register(nursery.communicate)
+    return nursery
 
 
 def _ask(request: dict[str, Any]) -> Any:
