@@ -23,6 +23,7 @@ from hapmoe.profiling.carry import probe_files
 from hapmoe.profiling.probed import load_rank, load_ranks
 from hapmoe.volumes import step_traffic
 
+FLAGS: dict[str, str | bool | None] = {"--train-iters": "4"}
 SPY = '''
 """Somebody's own sitecustomize: routes the inputs of every router once more, and looks at what is left at the end."""
 import atexit, json, os, sys
@@ -69,46 +70,61 @@ if os.environ.get("SPY_OUT"):
 '''
 
 
-def test_counts_of_a_real_run(tmp_path: Path) -> None:
-    """Two ranks, experts apart, MoE layers recomputed, two optimizers in one: four steps, of which two are measured."""
+@pytest.mark.parametrize(
+    "case",
+    [
+        # MoE layers recomputed, two optimizers in one
+        Case("two ranks", ep=2, dp=2, recompute=(MOE,), flags=FLAGS | {"--use-distributed-optimizer": None}),
+        Case("four ranks", (3, 1), tp=2, ep=2, flags=FLAGS),
+    ],
+    ids=lambda case: case.name,
+)
+def test_counts_of_a_real_run(tmp_path: Path, case: Case) -> None:
+    """Experts apart, four steps, of which two are measured: calls and bytes are the model's, tokens the spy's."""
     write_tree(tmp_path / "site", {"sitecustomize.py": SPY})
-    case = Case("ep2", ep=2, dp=2, recompute=(MOE,), flags={"--train-iters": "4", "--use-distributed-optimizer": None})
     source = str(Path(__file__).parents[1] / "src")
     variables = {"HAPMOE_PROBE_STEPS": "2", "SPY_OUT": str(tmp_path)}
     variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), source])
     found = run(case, probe=tmp_path / "out", variables=variables)
     assert sorted(found.losses) == [1, 2, 3, 4]
     ranks = load_ranks(tmp_path / "out")
-    assert [one.start.rank for one in ranks] == [0, 1]
-    traffic = step_traffic(found.job, found.plan)[0]
+    assert [one.start.rank for one in ranks] == list(range(case.ranks))
+    microbatches = found.plan.num_microbatches
     planned: Counter[str] = Counter()
-    for one in traffic:
-        planned[f"{one.axis} {one.collective} calls"] += one.calls
-        planned[f"{one.axis} {one.collective} bytes"] += one.bytes
+    for stage, traffic in enumerate(step_traffic(found.job, found.plan)):
+        for one in traffic:
+            planned[f"{stage} {one.axis} {one.collective} calls"] += one.calls
+            planned[f"{stage} {one.axis} {one.collective} bytes"] += one.bytes
     sent: Counter[str] = Counter()
     for rank in ranks:
+        stage = rank.start.rank // case.size(0)
         assert rank.start.degrees == {
-            "tp": 1, "cp": 1, "pp": 1, "dp": 2, "ep": 2, "etp": 1, "edp": 1, "vpp": 1, "stage": 0
+            "tp": case.tp, "cp": 1, "pp": len(case.layers), "dp": case.dp, "ep": 2, "etp": 1, "edp": 1, "vpp": 1,
+            "stage": stage,
         }  # fmt: skip
         assert [step.step for step in rank.steps] == [1, 2]
         spy = json.loads((tmp_path / f"spy{rank.start.rank}.json").read_text())
         assert spy["left"] == []
         for index, step in enumerate(rank.steps):
-            mine = slice(4 * index, 4 * index + 4)
-            assert len(step.forward) == len(step.backward) == 4 and len(step.optimizer) == 1
+            mine = slice(microbatches * index, microbatches * (index + 1))
+            assert len(step.forward) == len(step.backward) == microbatches and len(step.optimizer) == 1
             assert {str(one.layer): [list(row) for row in one.microbatches] for one in step.tokens} == {
                 layer: rows[mine] for layer, rows in spy["counts"].items()
             }
-            assert sum(map(sum, step.tokens[0].microbatches)) == 4 * 64 * 2  # microbatches, tokens, experts of each
+            assert len(step.tokens) == case.layers[stage]
+            assert sum(map(sum, step.tokens[0].microbatches)) == microbatches * 64 // case.tp * 2  # experts of each
             parts = [span.cpu_s for spans in (step.forward, step.backward, step.optimizer) for span in spans]
             assert 0 < sum(part or 0.0 for part in parts) <= (step.cpu_s or 0.0)
             assert [one.mark for one in step.memory] == ["begin", "passes", "step"]
         for row in rank.steps[1].collectives:
-            sent[f"{row.axis} {row.collective} calls"] += row.calls / len(ranks)
-            sent[f"{row.axis} {row.collective} bytes"] += row.calls * row.call_bytes / len(ranks)
+            sent[f"{stage} {row.axis} {row.collective} calls"] += row.calls / case.size(stage)
+            sent[f"{stage} {row.axis} {row.collective} bytes"] += row.calls * row.call_bytes / case.size(stage)
             assert row.timed_calls <= row.calls and (row.wall_s > 0) == (row.timed_calls > 0)
     assert sent == planned
-    assert {"edp reduce_scatter calls", "ep all_to_all bytes", "dp all_gather bytes"} & set(sent)
+    if case.tp == 1:
+        assert {"0 dp reduce_scatter calls", "0 ep all_to_all bytes", "0 dp all_gather bytes"} <= set(sent)
+    else:
+        assert {"0 pp p2p bytes", "1 pp p2p bytes", "0 tp all_gather bytes", "1 ep all_to_all bytes"} <= set(sent)
 
 
 def test_python_starts_as_before(tmp_path: Path) -> None:
@@ -219,13 +235,16 @@ def test_events_on_a_device_and_none_while_a_graph_is_captured() -> None:
         memory_allocated=lambda: 1,
         max_memory_allocated=lambda: 2,
         memory_reserved=lambda: 3,
+        mem_get_info=lambda: (60, 80),
     )
     clock = choose(types.SimpleNamespace(npu=device, cuda=None))
     assert isinstance(clock, DeviceClock) and clock.device == "NVIDIA H200"
     assert clock.seconds(clock.mark(), clock.mark()) == {"wall_s": 0.005}
     capturing[0] = True
     assert clock.mark() is None and clock.seconds(None, None) == {}
-    assert clock.memory() == {"allocated_bytes": 1, "peak_bytes": 2, "reserved_bytes": 3}
+    assert clock.memory() == {"allocated_bytes": 1, "peak_bytes": 2, "reserved_bytes": 3, "device_bytes": 20}
+    del device.mem_get_info
+    assert "device_bytes" not in clock.memory()
 
 
 def test_a_full_disk_ends_the_measurement_not_the_training(

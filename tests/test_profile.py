@@ -330,3 +330,43 @@ def test_command_shows_the_runs_and_writes_a_folder_per_pool(
     assert all(run["state"] == "to do" for one in document for run in one["runs"])
     with pytest.raises(InputError, match="another job or device"):
         cli.main(["profile", str(ROOT / "examples" / "llama2-13b.sh"), *script[1:]], standalone_mode=False)
+
+
+def test_one_rank_of_many_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real Megatron-Core on a node of one device: rank 0 of four that share experts, and a first stage of two."""
+    job, cluster, _ = prepare(Case("single", (4,)), tmp_path)
+    pool = cluster.pools[0]
+    assert pool.devices_per_node == 1
+    apart = msgspec.structs.replace(job, present=msgspec.structs.replace(job.present, ep=4))
+    chosen = choose_runs(apart, cluster, pool, budget_s=60)
+    assert [(run.name, run.ranks, run.processes) for run in chosen.runs[:3]] == [
+        ("ep4-mbs1-m1-single", 4, 1), ("ep4-mbs1-m3-single", 4, 1), ("ep4-mbs1-m1-stage-single", 8, 1)
+    ]  # fmt: skip
+    kept = (chosen.runs[0], chosen.runs[2])
+    profile, files = pool_files(job, cluster, pool, Chosen(runs=kept), timeout_s=300)
+    write_profile(tmp_path / "out", files)
+    monkeypatch.setenv("HAPMOE_LAB", "1")
+    source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    options = {"PYTHONPATH": source, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    process = start(tmp_path, HAPMOE_TORCHRUN=torchrun, HAPMOE_LAB_OUT=str(tmp_path / "lab"), **options)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    tables = {table.kind: table.rows for table in collect(job, cluster, pool, tmp_path / "out", profile)}
+    assert set(tables) == {"pieces"}  # nothing was sent, and a process on a CPU has no memory of its own
+    pieces = [row for row in tables["pieces"] if isinstance(row, Piece)]
+    assert {(row.ep, row.dp, row.moe_layers) for row in pieces} == {(4, 4, 1)}
+    passes = sorted((row.phase, row.embedding, row.head) for row in pieces if row.phase != "optimizer")
+    assert passes == [("backward", 1, 0), ("backward", 1, 1), ("forward", 1, 0), ("forward", 1, 1)]
+    # Megatron has built what the plan of many ranks has on the first one
+    lines_of_ranks = map(json.loads, (tmp_path / "lab" / "rank0.jsonl").read_text().splitlines())
+    built = [row["parameters"] for row in lines_of_ranks if row["event"] == "start"]
+    held = [(row.params, row.expert_params) for row in pieces if row.phase == "optimizer"]
+    assert sorted(held) == sorted((one["dense"] + one["expert"], one["expert"]) for one in built)
+    assert len(set(held)) == 2
+    whole, first = (
+        load_rank(path / "rank0.jsonl") for path in sorted((tmp_path / "out" / "results").glob("ep4*single"))
+    )
+    assert (whole.start.world_size, first.start.world_size) == (4, 8)
+    assert [len(step.forward) for rank in (whole, first) for step in rank.steps] == [4] * 10
+    assert {row.collective for row in first.steps[1].collectives} >= {"p2p", "all_to_all"}

@@ -7,6 +7,7 @@ it runs on CPU with gloo.
     HAPMOE_LAB_OUT       folder for ``rank<r>.jsonl``: a line "start", a line per iteration, a line "end"
     HAPMOE_LAB_PARAMETERS=1 write ``rank<r>.pt`` too: the parameters after the last iteration
     HAPMOE_LAB_SLOW=N    every pass takes N times its CPU time (hapmoe.lab.slow)
+    HAPMOE_LAB_PACE=1    tell with every iteration how fast the processor is just now (hapmoe.lab.pace)
     HAPMOE_LAB_MEASURE=1 count the collectives of the second iteration and the bytes kept in it ("volumes")
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 from hapmoe.lab import checkpoint, requested, shim
 from hapmoe.lab.arguments import parse
 from hapmoe.lab.measure import Kept, rows
+from hapmoe.lab.pace import Pace, asked
 from hapmoe.lab.slow import slowed
 from hapmoe.probe.collectives import Collectives
 from hapmoe.probe.patches import Patches
@@ -55,7 +57,12 @@ def main(argv: list[str] | None = None) -> None:
         args = parse(sys.argv[1:] if argv is None else argv, equal)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29511")
-        torch.distributed.init_process_group("gloo" if requested() else "nccl", rank=rank, world_size=world_size)
+        backend: dict[str, Any] = {"backend": "gloo" if requested() else "nccl"}
+        if args.fake_process_group:  # as megatron/training/initialize.py
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            backend = {"backend": "fake", "store": FakeStore()}
+        torch.distributed.init_process_group(**backend, rank=rank, world_size=world_size)
         try:
             _spoil()
             _train(args, collectives)
@@ -90,6 +97,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
         context_parallel_size=args.context_parallel_size,
         expert_model_parallel_size=args.expert_model_parallel_size,
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        create_gloo_process_groups=not args.fake_process_group,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     init_num_microbatches_calculator(
@@ -109,6 +117,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
             overlap_param_gather=args.overlap_param_gather and args.use_distributed_optimizer,
         ),
         chunks,
+        use_gloo_process_groups=not args.fake_process_group,
     )
     _connect(args, config, chunks, optimizer, finalize_model_grads)
     done = checkpoint.load(args, chunks, optimizer) if args.load else 0
@@ -129,6 +138,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
     )
     torch.autograd.backward = slowed(torch.autograd.backward)
     kept = Kept(chunks) if _measuring() else None
+    pace = Pace() if asked() else None
     for iteration in range(done + 1, args.train_iters + 1):
         watched = kept if iteration == MEASURED_ITERATION else None
         collectives.counting = watched is not None
@@ -136,7 +146,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
         if watched is not None:
             collectives.counting = False
             out.write(event="volumes", collectives=rows(collectives), kept=watched.rows)
-        row |= _reduced(row) | _auxiliary(args)
+        row |= _reduced(row) | _auxiliary(args) | ({"pace_s": pace()} if pace else {})
         out.write(event="iteration", **row)
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             print(

@@ -67,13 +67,20 @@ class DeviceClock:
         return {"wall_s": begin.elapsed_time(end) / 1e3}
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the allocator. The peak is never reset: the training program may report its own."""
+        """Bytes of the allocator, and all of the device in use as its driver counts.
+
+        The peak is never reset: the training program may report its own.
+        """
         devices = self._devices
-        return {
+        found = {
             "allocated_bytes": int(devices.memory_allocated()),
             "peak_bytes": int(devices.max_memory_allocated()),
             "reserved_bytes": int(devices.memory_reserved()),
         }
+        if hasattr(devices, "mem_get_info"):
+            free, total = devices.mem_get_info()
+            found["device_bytes"] = int(total - free)
+        return found
 
 
 Clock = HostClock | DeviceClock

@@ -38,7 +38,7 @@ def collect(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, profile: P
     for run in profile.runs:
         if state(folder, run) != "done":
             continue
-        ranks = load_ranks(folder / "results" / run.name)
+        ranks = load_ranks(folder / "results" / run.name, single=run.single)
         first = ranks[0]
         occasion = Run(date=first.start.date, command=profile.command, note=f"run {run.name}")
         runs.append(occasion)
@@ -86,7 +86,7 @@ def run_rows(
         "moe_layers": run.layers.moe,
         "mtp_layers": run.layers.mtp,
     }
-    whole: dict[str, Any] = {"embedding": 1, "head": 1}
+    whole: dict[str, Any] = {"embedding": 1, "head": int(run.pp == 1)}
     host = ranks[0].start.clock == "host"
     clock = "cpu" if host else "device"
     for phase in ("forward", "backward", "optimizer"):
@@ -102,6 +102,9 @@ def run_rows(
         # CPU time does not contain the wait for others
         comm_s = 0.0 if host else min(float(np.median(comm)), 0.99 * float(np.median(times)))
         yield "pieces", Piece(**where, **extra, phase=phase, clock=clock, comm_s=comm_s, **_spread(times))
+    if run.single:  # nothing was sent: neither messages nor a whole step are what they will be
+        yield from _memory(run, ranks, where | whole, host)
+        return
     steps = [_seconds((Span(wall_s=step.wall_s, cpu_s=step.cpu_s),), host) for rank in ranks for step in rank.steady]
     times = [one for found in steps for one in found]
     if times:
@@ -111,10 +114,22 @@ def run_rows(
         )
     for row in _collectives(ranks, occasion):
         yield "collectives", row
-    if not host:
-        for mark, name in (("allocated", "peak_bytes"), ("reserved", "reserved_bytes")):
-            most = max(getattr(one, name) for rank in ranks for step in rank.steps for one in step.memory)
-            yield "memory", Memory(**where, **whole, mark=mark, bytes=most, samples=len(ranks))
+    yield from _memory(run, ranks, where | whole, host)
+
+
+def _memory(
+    run: ProfileRun, ranks: Sequence[MeasuredRank], where: dict[str, Any], host: bool
+) -> Iterator[tuple[str, Row]]:
+    """The fullest rank's at each mark; of a CPU's process they say nothing of tensors."""
+    if host:
+        return
+    for mark, name in (("allocated", "peak_bytes"), ("reserved", "reserved_bytes"), ("device", "device_bytes")):
+        if run.single and mark == "device":
+            continue  # without the buffers of messages
+        most = max(getattr(one, name) for rank in ranks for step in rank.steps for one in step.memory)
+        if most:
+            # the first of two stages holds two microbatches
+            yield "memory", Memory(**where, mark=mark, pp=run.pp, in_flight=run.pp, bytes=most, samples=len(ranks))
 
 
 def _seconds(spans: Iterable[Span], host: bool) -> list[float]:
@@ -163,13 +178,14 @@ def _mean(row: Sent) -> float:
 
 
 def _params(short: JobSpec, run: ProfileRun) -> dict[str, Any]:
-    """Parameters that a rank of the run holds, and those of them that belong to experts."""
+    """Parameters that a rank of the run (of its first stage) holds, and those of them that belong to experts."""
     columns = (run.tp, run.cp, run.ep, run.etp, run.dp, run.micro_batch_size)
     options = Options(*(np.asarray([value], dtype=np.int64) for value in columns))
     classes, of_layer = layer_classes(short)
-    dense = float(embedding_params(short, options)[0]) + float(head_params(short, options, with_embedding=True)[0])
+    dense = float(embedding_params(short, options)[0])
+    dense += float(head_params(short, options, with_embedding=True)[0]) if run.pp == 1 else 0.0
     expert = 0.0
-    layers: list[LayerClass] = [classes[index] for index in of_layer]
+    layers: list[LayerClass] = [classes[index] for index in of_layer[: run.layers.decoder]]
     for layer in layers:
         dense_K, expert_K = layer_params(short, options, layer)
         dense, expert = dense + float(dense_K[0]), expert + float(expert_K[0])

@@ -76,14 +76,16 @@ def pool_files(
     made: Parts | None = None
     for run in chosen.runs:
         short, plan = plan_of(job, cluster, pool, run)
-        made = parts(short, alone(cluster, pool), plan, dump_plan(plan), start="start_ssh.j2", options=options)
+        made = parts(
+            short, alone(cluster, pool, run.ranks), plan, dump_plan(plan), start="start_ssh.j2", options=options
+        )
         wanted = ("plan.json", "hosts.tsv", "entry.py", "run_node.sh")
         for name, text in made.files.items():
             if name in wanted or name.startswith(("args/", "env/")):
                 files[f"runs/{run.name}/{name}"] = text
     assert made is not None
     kind = options.kind(pool)
-    most = max(run.ranks for run in chosen.runs)
+    most = max(run.processes for run in chosen.runs)
     asked = [f"--job-name={shlex.quote(f'profile-{pool.name}')}"]
     asked += [f"--time={options.job.time}"] if options.job.time else []
     asked += [f"--account={shlex.quote(options.job.account)}"] if options.job.account else []
@@ -139,6 +141,6 @@ def same_subject(profile: PoolProfile, job: JobSpec, pool: Pool) -> bool:
 
 def state(folder: Path, run: ProfileRun) -> Literal["done", "failed", "to do"]:
     """How far a run has come."""
-    if all((folder / "results" / run.name / f"rank{rank}.jsonl").is_file() for rank in range(run.ranks)):
+    if all((folder / "results" / run.name / f"rank{rank}.jsonl").is_file() for rank in range(run.processes)):
         return "done"
     return "failed" if (folder / "results" / f"{run.name}.failed").is_file() else "to do"

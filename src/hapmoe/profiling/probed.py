@@ -53,6 +53,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     """Since the process began."""
     reserved_bytes: int
+    device_bytes: int = 0
+    """All of the device that is in use, by its driver's count: context and communication buffers too; 0: unknown."""
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,13 +133,13 @@ def load_rank(path: Path) -> MeasuredRank:
     return MeasuredRank(start=start[0], steps=tuple(steps))
 
 
-def load_ranks(folder: Path) -> tuple[MeasuredRank, ...]:
-    """All ranks of one run, in order. InputError when one of them is missing."""
+def load_ranks(folder: Path, *, single: bool = False) -> tuple[MeasuredRank, ...]:
+    """All ranks of one run, in order; ``single``: its rank 0. InputError when one of them is missing."""
     ranks = sorted((load_rank(path) for path in folder.glob("rank*.jsonl")), key=lambda one: one.start.rank)
     if not ranks:
         raise InputError("no rank has measured anything", where=str(folder))
     present = [one.start.rank for one in ranks]
-    missing = sorted(set(range(ranks[0].start.world_size)) - set(present))
+    missing = sorted(set(range(1 if single else ranks[0].start.world_size)) - set(present))
     if missing:
         raise InputError(
             f"rank {missing[0]} of {ranks[0].start.world_size} has not measured",

@@ -1,8 +1,10 @@
 """Which short runs are worth their time: the degrees that a plan may use, at two depths each.
 
 A run needs only as many ranks as its degrees make (the least dp that expert parallelism divides), on
-one node. What does not fit on one is left to the neighbours: tables scale the model with the nearest
-measured degrees.
+one node. Of degrees that need more one rank runs by itself on one device, where Megatron has a process
+group that sends nothing (``--fake-process-group``, since core 0.16); so does a first stage, which
+tells the embedding from the head. Where it has none that is left to the neighbours: tables scale the
+model with the nearest measured degrees.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from hapmoe.backends import version_tuple
 from hapmoe.cluster import Cluster, Pool
 from hapmoe.cost import evaluate
 from hapmoe.errors import InputError
@@ -27,7 +30,7 @@ from hapmoe.search.pins import parse_pins
 from hapmoe.search.space import build_space
 from hapmoe.stagecost import class_prefix
 
-__all__ = ["Chosen", "ProfileRun", "alone", "choose_runs", "plan_of", "runs_at"]
+__all__ = ["Chosen", "ProfileRun", "alone", "can_be_single", "choose_runs", "plan_of", "runs_at"]
 
 STEPS = 5
 """Measured steps of a run; the first makes buffers and is left out."""
@@ -53,10 +56,20 @@ class ProfileRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     layers: Layers
     expected_s: float
     """From start to end, before anything was measured."""
+    single: bool = False
+    """Rank 0 runs by itself on one device; what it sends goes nowhere."""
+    pp: int = 1
+    """2: a first stage alone, with ``layers`` of its own and as many in the stage that is not there."""
 
     @property
     def ranks(self) -> int:
-        return self.tp * self.cp * self.dp
+        """Of its world."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def processes(self) -> int:
+        """That are started."""
+        return 1 if self.single else self.ranks
 
     @property
     def global_batch_size(self) -> int:
@@ -74,16 +87,25 @@ Place = tuple[int, int, int, int, int]
 """tp, cp, ep, etp, micro-batch size."""
 
 
-def alone(cluster: Cluster, pool: Pool) -> Cluster:
-    """One node of the pool, and nothing else."""
+def alone(cluster: Cluster, pool: Pool, ranks: int = 1) -> Cluster:
+    """One node of the pool, or as many as ``ranks`` would need, and nothing else."""
+    nodes = -(-ranks // pool.devices_per_node)
     return msgspec.structs.replace(
-        cluster, pools=(msgspec.structs.replace(pool, nodes=1, hosts=pool.hosts[:1]),), links=()
+        cluster,
+        pools=(msgspec.structs.replace(pool, nodes=nodes, hosts=pool.hosts[:1] if nodes == 1 else ()),),
+        links=(),
     )
 
 
+def can_be_single(job: JobSpec) -> bool:
+    """Has its Megatron a process group that sends nothing (megatron/training/arguments.py, --fake-process-group)?"""
+    version = job.training.megatron_version
+    return job.training.dispatcher != "flex" and (version is None or version_tuple(version) >= (0, 16, 0))
+
+
 def plan_of(job: JobSpec, cluster: Cluster, pool: Pool, run: ProfileRun) -> tuple[JobSpec, Plan]:
-    """The shortened job of a run, and its plan: one stage without recomputation."""
-    short = shortened(job, run.layers, run.global_batch_size, STEPS + 1)
+    """The shortened job of a run, and its plan: one stage (or two equal ones) without recomputation."""
+    short = shortened(job, run.layers, run.global_batch_size, STEPS + 1, stages=run.pp, single=run.single)
     stage = Stage(
         pool=pool.name,
         num_layers=run.layers.decoder,
@@ -93,8 +115,8 @@ def plan_of(job: JobSpec, cluster: Cluster, pool: Pool, run: ProfileRun) -> tupl
         etp=run.etp,
         dp=run.dp,
     )
-    plan = Plan(stages=(stage,), micro_batch_size=run.micro_batch_size, planner="profile")
-    return short, resolve(short, alone(cluster, pool), plan)
+    plan = Plan(stages=(stage,) * run.pp, micro_batch_size=run.micro_batch_size, planner="profile")
+    return short, resolve(short, alone(cluster, pool, run.ranks), plan)
 
 
 def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) -> Chosen:
@@ -111,10 +133,13 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
 
     spent, places = 0.0, list(dict.fromkeys(_places(job, cluster, pool)))
     for number, place in enumerate(places):
-        if _ranks(place) > pool.devices_per_node:
+        single = _ranks(place) > pool.devices_per_node
+        if single and not can_be_single(job):
             leave(f"more than the {pool.devices_per_node} devices of a node")
             continue
-        made = runs_at(job, cluster, pool, place)
+        made = runs_at(job, cluster, pool, place, single=single)
+        if made and not runs and can_be_single(job):
+            made += _first_stage(job, cluster, pool, place)
         if not made:
             leave("no legal run, or one that does not fit into memory")
             continue
@@ -129,15 +154,23 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
     return Chosen(runs=tuple(runs), left_out=left)
 
 
-def runs_at(job: JobSpec, cluster: Cluster, pool: Pool, place: Place) -> tuple[ProfileRun, ...]:
+def runs_at(
+    job: JobSpec, cluster: Cluster, pool: Pool, place: Place, *, single: bool = False
+) -> tuple[ProfileRun, ...]:
     """The runs of one set of degrees (tp, cp, ep, etp, micro-batch size); none where one of them is not possible."""
     made: list[ProfileRun] = []
     for layers in depths(job):
-        run = _priced(job, cluster, pool, place, layers)
+        run = _priced(job, cluster, pool, place, layers, single=single)
         if run is None:
             return ()
         made.append(run)
     return tuple(made)
+
+
+def _first_stage(job: JobSpec, cluster: Cluster, pool: Pool, place: Place) -> tuple[ProfileRun, ...]:
+    """The shallowest run once more, as the first stage of two: no head in it."""
+    run = _priced(job, cluster, pool, place, depths(job)[0], single=True, pp=2)
+    return (run,) if run else ()
 
 
 def _ranks(place: Place) -> int:
@@ -177,7 +210,9 @@ def _by_device_time(job: JobSpec, cluster: Cluster, pool: Pool) -> Iterator[Plac
         yield tp, cp, ep, etp, mbs
 
 
-def _priced(job: JobSpec, cluster: Cluster, pool: Pool, place: Place, layers: Layers) -> ProfileRun | None:
+def _priced(
+    job: JobSpec, cluster: Cluster, pool: Pool, place: Place, layers: Layers, *, single: bool = False, pp: int = 1
+) -> ProfileRun | None:
     """The run, with the time that it will take; None: a rule forbids it, or it does not fit."""
     tp, cp, ep, etp, mbs = place
     if _ranks(place) % (tp * cp):
@@ -186,6 +221,7 @@ def _priced(job: JobSpec, cluster: Cluster, pool: Pool, place: Place, layers: La
     shown = [f"{name}{value}" for name, value in named.items() if value > 1]
     counted = {"d": layers.dense, "m": layers.moe, "mtp": layers.mtp}
     shown += [f"mbs{mbs}", "".join(f"{name}{count}" for name, count in counted.items() if count)]
+    shown += ["stage"] * (pp > 1) + ["single"] * single
     run = ProfileRun(
         name="-".join(shown),
         **named,
@@ -193,9 +229,11 @@ def _priced(job: JobSpec, cluster: Cluster, pool: Pool, place: Place, layers: La
         micro_batch_size=mbs,
         layers=layers,
         expected_s=0.0,
+        single=single,
+        pp=pp,
     )
     short, plan = plan_of(job, cluster, pool, run)
-    here = alone(cluster, pool)
+    here = alone(cluster, pool, run.ranks)
     if check(short, here, plan):
         return None
     estimate = evaluate(short, here, plan)

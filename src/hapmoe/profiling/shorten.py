@@ -66,24 +66,28 @@ def depths(job: JobSpec) -> tuple[Layers, ...]:
     return tuple(found)
 
 
-def shortened(job: JobSpec, layers: Layers, global_batch_size: int, at_least_steps: int) -> JobSpec:
+def shortened(
+    job: JobSpec, layers: Layers, global_batch_size: int, at_least_steps: int, *, stages: int = 1, single: bool = False
+) -> JobSpec:
     """The same job with these layers and this batch; nothing else that a layer computes changes.
 
     The training's length stays (learning rates and data sets are made for it) unless it is shorter than
-    ``at_least_steps``.
+    ``at_least_steps``. ``stages`` of these layers each; ``single``: its ranks send nothing.
     Unsupported for a script that lists its layers one by one.
     """
     listed = next((flag for flag in _PATTERNS if has_flag(job.argv, flag)), None)
     if listed is not None:
         raise Unsupported(f"{job.script or job.name}: {listed} cannot be shortened; measure the whole run (docs)")
-    model, count = job.model, layers.decoder
+    model, count = job.model, stages * layers.decoder
     words = ["--num-layers", str(count), "--global-batch-size", str(global_batch_size)]
     if model.moe is not None:
-        pattern = (False,) * layers.dense + (True,) * layers.moe
+        pattern = ((False,) * layers.dense + (True,) * layers.moe) * stages
         model = msgspec.structs.replace(model, moe=msgspec.structs.replace(model.moe, pattern=pattern))
         words += ["--moe-layer-freq", str([int(one) for one in pattern]).replace(" ", "")]
     if layers.mtp:
         words += ["--mtp-num-layers", str(layers.mtp)]
+    if single:
+        words.append("--fake-process-group")
     if too_few := _too_few(job, at_least_steps):
         words += ["--train-iters", str(at_least_steps)]
     dropped = _DROPPED | too_few
