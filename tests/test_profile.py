@@ -25,7 +25,7 @@ from hapmoe.plan import Recompute
 from hapmoe.profiling.collect import collect, routing_rows
 from hapmoe.profiling.folder import PoolProfile, load_profile, pool_files, same_subject, state, write_profile
 from hapmoe.profiling.probed import load_rank
-from hapmoe.profiling.runs import Chosen, ProfileRun, choose_runs, plan_of
+from hapmoe.profiling.runs import Chosen, ProfileRun, alone, choose_runs, plan_of
 from hapmoe.profiling.shorten import Layers, depths, shortened
 from hapmoe.rules import check
 
@@ -92,10 +92,10 @@ def test_runs_are_legal_fit_one_node_and_the_time(mixtral: tuple[JobSpec, Cluste
         assert len({run.name for run in chosen.runs}) == len(chosen.runs) >= 4
         assert sum(run.expected_s for run in chosen.runs) <= 900
         for run in chosen.runs:
-            assert run.ranks <= pool.devices_per_node and run.ranks % (run.ep * run.etp) == 0
+            assert run.processes <= pool.devices_per_node and run.ranks % (run.ep * run.etp) == 0
             short, plan = plan_of(job, cluster, pool, run)
             assert plan.stages[0].recompute == Recompute() and plan.num_microbatches == 4
-            assert not check(short, msgspec.structs.replace(cluster, pools=(pool,), links=()), plan)
+            assert not check(short, alone(cluster, pool, run.ranks), plan)
         fewer = choose_runs(job, cluster, pool, budget_s=150)
         assert fewer.runs == chosen.runs[: len(fewer.runs)] and fewer.left_out["no time left"] > 0
 
@@ -104,8 +104,14 @@ def test_nothing_that_can_be_measured_is_said(mixtral: tuple[JobSpec, Cluster]) 
     """16 experts a rank need more than 80 GiB with their optimizer: Mixtral-S on one device of a node of one."""
     job, cluster = mixtral
     one = msgspec.structs.replace(cluster.pools[0], devices_per_node=1, nodes=1)
-    with pytest.raises(InputError, match="nothing can be measured on one node"):
-        choose_runs(job, msgspec.structs.replace(cluster, pools=(one,), links=()), one, budget_s=900)
+    of_one = msgspec.structs.replace(cluster, pools=(one,), links=())
+    for since in ({"megatron_version": "0.15.3"}, {"dispatcher": "flex"}):
+        older = msgspec.structs.replace(job, training=msgspec.structs.replace(job.training, **since))
+        with pytest.raises(InputError, match="nothing can be measured on one node: more than the 1 devices"):
+            choose_runs(older, of_one, one, budget_s=900)
+    # a newer Megatron runs one rank of eight by itself
+    newer = choose_runs(job, of_one, one, budget_s=900)
+    assert {(run.ep, run.single, run.processes) for run in newer.runs} >= {(8, True, 1)}
 
 
 STAND_IN = """#!/bin/bash
@@ -156,7 +162,7 @@ def folder(tmp_path: Path) -> tuple[JobSpec, Cluster, Path]:
         )
         for ep, name, count in ((1, "m1", 1), (2, "m1", 1), (2, "m3", 3))
     )  # fmt: skip
-    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=2)
+    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=60)
     write_profile(tmp_path / "out", files)
     assert load_profile(tmp_path / "out") == profile and same_subject(profile, job, pool)
     write_tree(tmp_path, {"torchrun": STAND_IN, "rank.jsonl": lines()})
@@ -205,7 +211,7 @@ def test_all_runs_with_progress_and_the_probe_in_front(folder: tuple[JobSpec, Cl
 def test_a_run_that_fails_loses_only_itself(folder: tuple[JobSpec, Cluster, Path], how: str, why: str) -> None:
     _, _, root = folder
     (root / "stand" / "ep2-m1").write_text(how)
-    process = start(root)
+    process = start(root, **({"HAPMOE_TIMEOUT": "2"} if how == "hang" else {}))
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1 and f"ep2-m1 failed: {why} (results/ep2-m1.log)" in said
     assert states(root) == {"ep1-m1": "done", "ep2-m1": "failed", "ep2-m3": "done"}

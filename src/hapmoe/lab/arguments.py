@@ -82,7 +82,7 @@ _SWITCHES = (
     *("overlap-param-gather", "no-overlap-p2p-communication", "dist-ckpt-optim-fully-reshardable", "bf16"),
     *("finetune", "no-load-optim", "no-save-optim"),
     *("recompute-activations", "calculate-per-token-loss", "ckpt-fully-parallel-load"),
-    *("attention-softmax-in-fp32", "fake-process-group"),
+    *("attention-softmax-in-fp32", "fake-process-group", "moe-router-force-load-balancing"),
 )
 _IGNORED = {
     # Flag: number of values. None of them changes what is computed here.

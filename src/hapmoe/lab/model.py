@@ -79,6 +79,7 @@ def configure(args: argparse.Namespace) -> Any:
             "moe_aux_loss_coeff": args.moe_aux_loss_coeff,
             "moe_z_loss_coeff": args.moe_z_loss_coeff,
             "moe_router_dtype": args.moe_router_dtype,
+            "moe_router_force_load_balancing": args.moe_router_force_load_balancing or None,
             "moe_token_dispatcher_type": args.moe_token_dispatcher_type,
             "moe_expert_capacity_factor": args.moe_expert_capacity_factor,
             "moe_pad_expert_input_to_capacity": args.moe_pad_expert_input_to_capacity,

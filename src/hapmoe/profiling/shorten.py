@@ -17,6 +17,7 @@ _DROPPED: dict[str, int | None] = {
     "--num-layers": 1,
     "--moe-layer-freq": 1,
     "--mtp-num-layers": 1,
+    "--fake-process-group": 0,
     "--global-batch-size": 1,
     "--rampup-batch-size": 3,
     # and what would read or write beside it: checkpoints, trackers.
@@ -88,6 +89,8 @@ def shortened(
         words += ["--mtp-num-layers", str(layers.mtp)]
     if single:
         words.append("--fake-process-group")
+        if model.moe is not None:  # gradients that nobody sent would teach the router to leave this rank out
+            words.append("--moe-router-force-load-balancing")
     if too_few := _too_few(job, at_least_steps):
         words += ["--train-iters", str(at_least_steps)]
     dropped = _DROPPED | too_few
