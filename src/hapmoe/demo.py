@@ -36,20 +36,20 @@ from hapmoe.profiling.probed import MeasuredRank, load_ranks
 from hapmoe.profiling.runs import STEPS, Chosen, runs_at
 from hapmoe.resolve import resolve
 
-__all__ = ["LAYERS", "OPTIONS", "SETTINGS", "Trained", "demo", "learned", "split_plan", "trained"]
+__all__ = ["LAYERS", "SETTINGS", "SLOW", "Trained", "demo", "learned", "script", "slowed", "split_plan", "trained"]
 
 SLOW = 3
 """How many times slower the second kind is."""
 LAYERS = 8
-SCRIPT = f"""#!/bin/bash
+SCRIPT = """#!/bin/bash
 # A tiny MoE model; hapmoe.lab.train takes the arguments of Megatron-LM's pretrain_gpt.py.
 torchrun --nproc-per-node 1 -m hapmoe.lab.train \\
-    --num-layers {LAYERS} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4 --seq-length 128 \\
+    --num-layers {layers} --hidden-size 128 --ffn-hidden-size 256 --num-attention-heads 4 --seq-length 128 \\
     --max-position-embeddings 128 --vocab-size 512 --position-embedding-type rope --normalization RMSNorm --swiglu \\
     --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0.0 --hidden-dropout 0.0 \\
     --transformer-impl local --num-experts 4 --moe-ffn-hidden-size 192 --moe-router-topk 2 \\
     --moe-router-load-balancing-type none --moe-token-dispatcher-type alltoall \\
-    --micro-batch-size 1 --global-batch-size 8 --train-iters {STEPS + 1} --lr 3e-3
+    --micro-batch-size 1 --global-batch-size 8 --train-iters {iterations} --lr 3e-3
 """
 CLUSTER = """\
 pools:
@@ -60,7 +60,6 @@ links:
 """
 SETTINGS = ("mbs=1", "pp=2")
 """The plan keeps the micro-batch size that is profiled, and uses both kinds: alone, the fast one is not far behind."""
-OPTIONS = LaunchOptions(kinds={"cpu-slow": KindOptions(env={"HAPMOE_LAB_SLOW": str(SLOW)})})
 TIMEOUT_S = 900
 """Of one training, which takes some ten seconds on two free cores: the machine may be busy."""
 
@@ -91,15 +90,16 @@ def demo(folder: Path, tell: Callable[[str], None]) -> tuple[Trained, Trained]:
 
     InputError where the folder exists or the lab is not installed, RunFailed where a training does not end well.
     """
-    job, cluster = learned(folder, tell)
+    options = slowed(SLOW)
+    job, cluster = learned(folder, tell, options)
     folder = folder.resolve()
     tell("Plan for both kinds")
     planned = plan_job(job, cluster, settings=SETTINGS)
     best = planned.result.plan
     assert best is not None  # one layer fits anywhere
-    _write_plan(folder / "plan", job, cluster, planned)
+    _write_plan(folder / "plan", job, cluster, planned, options)
     uniform = split_plan(job, cluster, ("fast", "slow"), (LAYERS // 2, LAYERS // 2))
-    write_files(folder / "uniform", target("torchrun")(job, cluster, uniform, dump_plan(uniform), OPTIONS))
+    write_files(folder / "uniform", target("torchrun")(job, cluster, uniform, dump_plan(uniform), options))
     results = []
     for name, plan in (("plan", best), ("uniform", uniform)):
         tell(f"Training with {name}: layers {'/'.join(str(stage.num_layers) for stage in plan.stages)}")
@@ -107,7 +107,17 @@ def demo(folder: Path, tell: Callable[[str], None]) -> tuple[Trained, Trained]:
     return results[0], results[1]
 
 
-def learned(folder: Path, tell: Callable[[str], None]) -> tuple[JobSpec, Cluster]:
+def slowed(times: int) -> LaunchOptions:
+    """What makes the second kind so many times slower than the first."""
+    return LaunchOptions(kinds={"cpu-slow": KindOptions(env={"HAPMOE_LAB_SLOW": str(times)})})
+
+
+def script(layers: int, iterations: int = STEPS + 1) -> str:
+    """The training script of the demo's model with so many layers."""
+    return SCRIPT.format(layers=layers, iterations=iterations)
+
+
+def learned(folder: Path, tell: Callable[[str], None], options: LaunchOptions) -> tuple[JobSpec, Cluster]:
     """The job and its cluster in a new ``folder``, with what a profile of both kinds says of them."""
     missing = [name for name in ("torch", "megatron.core") if not _installed(name)]
     if missing:
@@ -116,12 +126,12 @@ def learned(folder: Path, tell: Callable[[str], None]) -> tuple[JobSpec, Cluster
         raise InputError("exists already", where=str(folder), hint="choose another --out")
     folder = folder.resolve()
     folder.mkdir(parents=True)
-    (folder / "train.sh").write_text(SCRIPT)
+    (folder / "train.sh").write_text(script(LAYERS))
     (folder / "cluster.yaml").write_text(CLUSTER)
     job, cluster = extract(folder / "train.sh"), load_cluster(folder / "cluster.yaml")
     for pool in cluster.pools:
         tell(f"Profile of {pool.name}: two short trainings")
-        tables.save(folder / "tables", *_profiled(job, cluster, pool, folder))
+        tables.save(folder / "tables", *_profiled(job, cluster, pool, folder, options))
     return job, tables.attach(cluster, tables.load(folder / "tables"))
 
 
@@ -153,9 +163,9 @@ def _environment(probe: Path) -> dict[str, str]:
     }
 
 
-def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path) -> tuple[Table, ...]:
+def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, options: LaunchOptions) -> tuple[Table, ...]:
     runs = runs_at(job, cluster, pool, (1, 1, 1, 1, 1))
-    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=TIMEOUT_S, options=OPTIONS)
+    profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=TIMEOUT_S, options=options)
     place = write_profile(folder / "profile" / pool.name, files)
     env = {**os.environ, **_environment(place), "HAPMOE_WORKDIR": str(folder)}
     env["HAPMOE_TORCHRUN"] = env["HAPMOE_PROFILE_TORCHRUN"]
@@ -167,20 +177,20 @@ def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path) -> tuple
     return collect(job, cluster, pool, place, profile)
 
 
-def _write_plan(folder: Path, job: JobSpec, cluster: Cluster, planned: Planned) -> None:
+def _write_plan(folder: Path, job: JobSpec, cluster: Cluster, planned: Planned, options: LaunchOptions) -> None:
     """As `hapmoe plan` writes it, with what slows the second kind down."""
     plan = planned.result.plan
     assert plan is not None
     files = artefacts(job, cluster, planned)
-    files |= target("torchrun")(job, cluster, plan, dump_plan(plan), OPTIONS)
+    files |= target("torchrun")(job, cluster, plan, dump_plan(plan), options)
     write_files(folder, files)
 
 
-def trained(name: str, job: JobSpec, cluster: Cluster, plan: Plan, folder: Path) -> Trained:
-    """Start the launch files in ``folder / name`` on this machine, and measure."""
+def trained(name: str, job: JobSpec, cluster: Cluster, plan: Plan, folder: Path, *, steps: int = STEPS) -> Trained:
+    """Start the launch files in ``folder / name`` on this machine, and measure so many steps."""
     measured = folder / f"{name}-measured"
     environment = _environment(folder / "profile" / cluster.pools[0].name)
-    environment |= {"HAPMOE_PROBE": str(measured), "HAPMOE_PROBE_STEPS": str(STEPS), "HAPMOE_WORKDIR": str(folder)}
+    environment |= {"HAPMOE_PROBE": str(measured), "HAPMOE_PROBE_STEPS": str(steps), "HAPMOE_WORKDIR": str(folder)}
     environment["HAPMOE_LAB_OUT"] = str(folder / f"{name}-losses")
     run_nodes(folder / name, environment, timeout_s=TIMEOUT_S)
     ranks = load_ranks(measured)
