@@ -110,7 +110,12 @@ def _setting(folder: Path, slow: int, layers: int) -> Setting:
         rows = [Timed((a, b), *times) for (a, b), *times in json.loads(kept.read_text())]
         return Setting(slow, layers, rows[0], tuple(rows[1:]))
     if not (folder / "tables").exists():
-        learned(folder, lambda text: print(f"{slow} times slower: {text}", file=sys.stderr), slowed(slow))
+        learned(
+            folder,
+            lambda text: print(f"{slow} times slower: {text}", file=sys.stderr),
+            slowed(slow),
+            script(layers, STEPS + 1),
+        )
     (folder / f"{layers}.sh").write_text(script(layers, STEPS + 1))
     job = extract(folder / f"{layers}.sh")
     cluster = tables.attach(load_cluster(folder / "cluster.yaml"), tables.load(folder / "tables"))

@@ -85,25 +85,29 @@ class Trained:
         )
 
 
-def demo(folder: Path, tell: Callable[[str], None]) -> tuple[Trained, Trained]:
+def demo(
+    folder: Path, tell: Callable[[str], None], *, layers: int = LAYERS, steps: int = STEPS
+) -> tuple[Trained, Trained]:
     """The plan and a uniform one, both trained, in a new ``folder``; ``tell`` hears what is going on.
+
+    ``layers`` of the model: an even number; ``steps``: measured of each training.
 
     InputError where the folder exists or the lab is not installed, RunFailed where a training does not end well.
     """
     options = slowed(SLOW)
-    job, cluster = learned(folder, tell, options)
+    job, cluster = learned(folder, tell, options, script(layers, steps + 1))
     folder = folder.resolve()
     tell("Plan for both kinds")
     planned = plan_job(job, cluster, settings=SETTINGS)
     best = planned.result.plan
     assert best is not None  # one layer fits anywhere
     _write_plan(folder / "plan", job, cluster, planned, options)
-    uniform = split_plan(job, cluster, ("fast", "slow"), (LAYERS // 2, LAYERS // 2))
+    uniform = split_plan(job, cluster, ("fast", "slow"), (layers // 2, layers // 2))
     write_files(folder / "uniform", target("torchrun")(job, cluster, uniform, dump_plan(uniform), options))
     results = []
     for name, plan in (("plan", best), ("uniform", uniform)):
         tell(f"Training with {name}: layers {'/'.join(str(stage.num_layers) for stage in plan.stages)}")
-        results.append(trained(name, job, cluster, plan, folder))
+        results.append(trained(name, job, cluster, plan, folder, steps=steps))
     return results[0], results[1]
 
 
@@ -112,13 +116,15 @@ def slowed(times: int) -> LaunchOptions:
     return LaunchOptions(kinds={"cpu-slow": KindOptions(env={"HAPMOE_LAB_SLOW": str(times)})})
 
 
-def script(layers: int, iterations: int = STEPS + 1) -> str:
-    """The training script of the demo's model with so many layers."""
+def script(layers: int, iterations: int) -> str:
+    """A training script of the demo's model with so many layers."""
     return SCRIPT.format(layers=layers, iterations=iterations)
 
 
-def learned(folder: Path, tell: Callable[[str], None], options: LaunchOptions) -> tuple[JobSpec, Cluster]:
-    """The job and its cluster in a new ``folder``, with what a profile of both kinds says of them."""
+def learned(
+    folder: Path, tell: Callable[[str], None], options: LaunchOptions, training: str
+) -> tuple[JobSpec, Cluster]:
+    """The job of a training script and its cluster in a new ``folder``, with what a profile of both kinds says."""
     missing = [name for name in ("torch", "megatron.core") if not _installed(name)]
     if missing:
         raise InputError(f"{missing[0]} is not installed", where="demo", hint="pip install 'hapmoe[lab]'")
@@ -126,7 +132,7 @@ def learned(folder: Path, tell: Callable[[str], None], options: LaunchOptions) -
         raise InputError("exists already", where=str(folder), hint="choose another --out")
     folder = folder.resolve()
     folder.mkdir(parents=True)
-    (folder / "train.sh").write_text(script(LAYERS))
+    (folder / "train.sh").write_text(training)
     (folder / "cluster.yaml").write_text(CLUSTER)
     job, cluster = extract(folder / "train.sh"), load_cluster(folder / "cluster.yaml")
     for pool in cluster.pools:
