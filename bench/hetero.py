@@ -22,6 +22,7 @@ from typing import Any
 
 from bench.hetero_cases import CASES, CONTROL, HALF, RESUMES, UPSTREAM, UPSTREAM_HALF, Unequal, fuzz
 from bench.lab import Case, Run, run
+from hapmoe.volumes import step_traffic
 
 __all__ = ["Outcome", "compare", "reference", "resume", "train"]
 
@@ -46,11 +47,14 @@ class Outcome:
     """Every parameter of the reference was found, whole."""
     auxiliary_error: float = 0.0
     """Of auxiliary losses as logged, relative."""
+    boundary_error: float = 0.0
+    """Of messages and bytes across boundaries, of each stage's busiest rank: counted against predicted, relative."""
 
     @property
     def good(self) -> bool:
         exact = self.loss_error < LOSS_TOLERANCE and self.norm_error < NORM_TOLERANCE
-        return exact and self.parameter_error < PARAMETER_TOLERANCE and self.complete and self.auxiliary_error < 1e-5
+        exact = exact and self.parameter_error < PARAMETER_TOLERANCE and self.auxiliary_error < 1e-5
+        return exact and self.complete and self.boundary_error == 0.0
 
 
 def train(case: Case, **variables: str) -> Run:
@@ -141,7 +145,30 @@ def compare(found: Run, expected: Run) -> Outcome:
         auxiliary_error=max(
             map(_relative, _auxiliary(found), _auxiliary(expected)[-len(_auxiliary(found)) :]), default=0.0
         ),
+        boundary_error=max((_relative(*pair) for pair in crossings(found)), default=0.0),
     )
+
+
+def crossings(found: Run) -> list[tuple[float, float]]:
+    """(counted, predicted) messages and bytes of all steps that the busiest rank of each stage sent to its
+    neighbours; none where stages are alike, which need no runtime."""
+    if len({repr(found.case.mesh(stage)) for stage in range(found.plan.pp)}) == 1:
+        return []
+    crossed = [rows[0]["crossed"] for rows in found.rows("end")]
+    pairs: list[tuple[float, float]] = []
+    for index, (first, traffic) in enumerate(zip(_firsts(found), step_traffic(found.job, found.plan), strict=True)):
+        ranks = crossed[first : first + found.case.size(index)]
+        sent = {one.name: one for one in traffic if one.axis == "pp"}
+        for name, way in (("activations", "forward"), ("gradients", "backward")):
+            for counter, predicted in (("messages", sent[name].calls), ("bytes", sent[name].bytes)):
+                counted = max(one.get(f"{way}_{counter}", 0) for one in ranks)
+                pairs.append((counted, predicted * len(found.losses)))
+    return pairs
+
+
+def _firsts(found: Run) -> list[int]:
+    """First rank of each stage."""
+    return [sum(map(found.case.size, range(stage))) for stage in range(found.plan.pp)]
 
 
 def _auxiliary(found: Run) -> list[float]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import builders as b
 import pytest
-from bench.lab import Case, free_port, prepare
+from bench.lab import Case, prepare
+from one_host import environment
 
 from hapmoe.errors import InputError
 from hapmoe.verifying import compare_logs, jobs
-
-SOURCE = Path(__file__).parents[1] / "src"
 
 LOG = """ [2026-08-01 10:00:00.000000] iteration        1/     500 | consumed samples:           16 | \
 elapsed time per iteration (ms): 872.4 | learning rate: 7.5E-04 | global batch size:    16 | lm loss: 6.549271E+00 | \
@@ -66,26 +64,11 @@ def test_an_unequal_plan_is_verified(tmp_path: Path) -> None:
             }
         )
     )
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/bash\nshift\nexec bash -c "$*"\n')
-    ssh.chmod(0o755)
-    environment = {
-        **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
-        "PYTHONPATH": str(SOURCE),
-        "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1",
-        "HAPMOE_LAB": "1",
-        "HAPMOE_SSH": str(ssh),
-        "HAPMOE_CHECK": "off",
-        "HAPMOE_MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "HAPMOE_TORCHRUN": str(Path(sys.executable).parent / "torchrun"),
-    }
     words = [sys.executable, "-m", "hapmoe", "runtime", "verify", "plan.json", "--script", "train.sh"]
     done = subprocess.run(
         [*words, "--cluster", "cluster.yaml", "--json"],
         cwd=tmp_path,
-        env=environment,
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         timeout=580,

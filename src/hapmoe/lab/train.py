@@ -4,7 +4,8 @@ It stands in for Megatron-LM's pretrain_gpt.py, which is on no package index: th
 same schedule and optimizer, data that depend on the number of the sample only. With ``HAPMOE_LAB=1``
 it runs on CPU with gloo.
 
-    HAPMOE_LAB_OUT       folder for ``rank<r>.jsonl``: a line "start", a line per iteration, a line "end"
+    HAPMOE_LAB_OUT       folder for ``rank<r>.jsonl``: a line "start", a line per iteration, a line "end" (what crossed
+                         boundaries of unequal stages)
     HAPMOE_LAB_PARAMETERS=1 write ``rank<r>.pt`` too: the parameters after the last iteration
     HAPMOE_LAB_SLOW=N    every pass takes N times its CPU time (hapmoe.lab.slow)
     HAPMOE_LAB_PACE=1    tell with every iteration how fast the processor is just now (hapmoe.lab.pace)
@@ -75,6 +76,12 @@ def _spoil() -> None:
     """A negative control: gradients between unequal stages are not scaled (hapmoe.runtime)."""
     if os.environ.get("HAPMOE_LAB_UNSCALED") == "1":
         sys.modules["hapmoe_runtime"].attached.boundaries.scaled = False
+
+
+def _crossed() -> dict[str, Any]:
+    """Messages and bytes that this rank sent to stages of other degrees (hapmoe.runtime), by direction."""
+    runtime = sys.modules.get("hapmoe_runtime")
+    return {"crossed": dict(runtime.attached.boundaries.sent)} if runtime is not None else {}
 
 
 def _measuring() -> bool:
@@ -159,7 +166,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
             checkpoint.save(args, chunks, optimizer, iteration)
         if last:
             break
-    out.write(event="end")
+    out.write(event="end", **_crossed())
     if os.environ.get("HAPMOE_LAB_PARAMETERS") == "1":
         out.save(pieces(chunks))
 
