@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
+import msgspec
 import numpy as np
 import pytest
 from shapes_of import options_of, pool_of
+from small_worlds import random_cluster, random_job
 
 from hapmoe.cluster import Link, Pool
 from hapmoe.comm import Group, collective_s, group_of, send_s
+from hapmoe.pricing import price, recompute_menu
+from hapmoe.search.pins import Pins
+from hapmoe.search.space import build_space
 
 
 def _group(size: int, inside: int) -> Group:
@@ -114,3 +121,19 @@ def test_sends_share_the_nodes_nics_and_gloo_copies_through_the_host() -> None:
     assert shared == pytest.approx(20e-6 + 8 * 64e6 / (0.85 * 12.5e9))
     relay = Link(between=("a", "b"), bytes_per_s=12.5e9, latency_s=20e-6, transport="gloo")
     assert float(send_s(held, eight, pool=pool, link=relay)[0]) > shared
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_option_costs_among_others_what_it_costs_alone(seed: int) -> None:
+    """Operations that only some options have (whole QKV outputs, context parallel rings) cost the others nothing."""
+    rng = random.Random(seed)
+    job, cluster = random_job(rng, 4), random_cluster(rng, 16)
+    job = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, num_kv_heads=2))
+    menu = recompute_menu(job)
+    every = build_space(job, cluster, Pins()).options
+    together = [price(job, pool, every, menu) for pool in cluster.pools]
+    for k in rng.sample(range(len(every)), min(len(every), 20)):
+        for pool, table in zip(cluster.pools, together, strict=True):
+            alone, among = price(job, pool, every.take(np.array([k])), menu), table.take(np.array([k]))
+            for name in ("forward_CK", "backward_CK", "recompute_RCK", "activation_RCK", "dense_sync_s_K"):
+                assert getattr(among, name) == pytest.approx(getattr(alone, name), rel=1e-12), (name, k)

@@ -186,7 +186,7 @@ def _group_ratio(
 
 
 def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, copies: float) -> FloatArray:
-    """Seconds of one collective by the fabric's curves; 0 where the group has one member.
+    """Seconds of one collective by the fabric's curves; 0 where the group has one member or nothing to send.
 
     Ring collectives go round all members: inside a node over the scale-up link, between nodes over
     the NICs of the group's members there (q of them: the other devices' groups use the others). An
@@ -198,7 +198,8 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
     """
     fabric = fabric_of(pool.device)
     n_K, q_K, nodes_K = group.size_K, group.inside_K, group.nodes_K
-    if not bool(np.any(n_K > 1)):
+    sends_K = (n_K > 1) & (bytes_K > 0)
+    if not bool(np.any(sends_K)):
         return np.zeros(len(n_K))
     device = pool.device
     link, domain = device.scale_up_bytes_per_s, float(min(device.devices_per_node, pool.devices_per_node))
@@ -227,7 +228,7 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
             outside_K = row["alpha_s"] + row["per_node_s"] * (nodes_K - 1.0) + outside_wire_K / (nic * reach_K)
             outside_K = outside_K + (row["ramp"] * 1e-9) * np.sqrt(outside_wire_K)
             seconds_K = np.where(nodes_K > 1, np.maximum(seconds_K, outside_K), seconds_K)
-        return np.where(n_K > 1, seconds_K, 0.0)
+        return np.where(sends_K, seconds_K, 0.0)
     if collective == "ring":
         # n-1 steps of K and V from neighbour to neighbour: bytes_K is what all n ranks hold together
         step_K = bytes_K / n_K
@@ -238,7 +239,7 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
             seconds_K = np.where(
                 nodes_K > 1, np.maximum(seconds_K, far["alpha_s"] + step_K / (nic * q_K * far["e_max"])), seconds_K
             )
-        return np.asarray((n_K - 1.0) * seconds_K)
+        return np.where(sends_K, (n_K - 1.0) * seconds_K, 0.0)
     curve = fabric.inside[collective]
     wire_K = bytes_K * ((n_K - 1.0) / n_K) * (2.0 if collective == "all_reduce" else 1.0)
     seconds_K = _inside_s(fabric, curve, link, domain, np.maximum(q_K, 1.0), wire_K)
@@ -248,7 +249,7 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
         outside_K = outside_K + (row["ramp"] * 1e-9) * np.sqrt(wire_K)
         # one member per node: the scale-up link has no part in it
         seconds_K = np.where(nodes_K > 1, np.where(q_K > 1, np.maximum(seconds_K, outside_K), outside_K), seconds_K)
-    return np.asarray(np.where(n_K > 1, seconds_K, 0.0), dtype=np.float64)
+    return np.asarray(np.where(sends_K, seconds_K, 0.0), dtype=np.float64)
 
 
 def send_s(
