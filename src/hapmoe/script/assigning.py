@@ -70,9 +70,14 @@ def assign_array(
     )
     if node.append and var.mark:
         return
+    if assoc and not var.assoc:
+        if var.items is not None:
+            raise InputError(f"the array {name} is declared as an associative one", where=shell.where())
+        var = replace(var, assoc=True)
     start: dict[int | str, Text] = {}
     if node.append:
-        start = dict(var.items) if var.items is not None else ({} if var.value is None else {0: var.value})
+        first: int | str = "0" if var.assoc else 0
+        start = dict(var.items) if var.items is not None else ({} if var.value is None else {first: var.value})
     items: dict[int | str, Text] = start
     place = int(max(items)) + 1 if items and not var.assoc else 0
     shell.world.step(shell.where(), len(items) // 2000)

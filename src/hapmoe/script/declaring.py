@@ -126,9 +126,10 @@ def declare(shell: Shell, name: str, *, local: bool, flags: dict[str, bool | str
             var = replace(var, value=value) if value else var
     if flags.get("array") or flags.get("assoc"):
         bare = var.bare or (var.items is None and var.value is None and not var.mark)
-        items: dict[int | str, Text] = (
-            var.items if var.items is not None else {} if var.value is None else {0: var.value}
-        )
+        if flags.get("assoc") and var.items is not None and not var.assoc:
+            raise InputError(f"the array {name} is declared as an associative one", where=shell.where())
+        first: int | str = "0" if flags.get("assoc") else 0
+        items = var.items if var.items is not None else {} if var.value is None else {first: var.value}
         var = replace(var, items=items, value=None, bare=bare)
     fresh = {
         key: bool(flag) for key, flag in flags.items() if key in ("assoc", "exported", "readonly", "integer", "ref")

@@ -90,9 +90,7 @@ def _printf_once(shell: Shell, template: str, values: list[str]) -> str:
         if kind in "fFeEgG":
             return ("%" + flags + width + (precision or "") + kind) % float(value or 0)
         if kind == "q":
-            return (
-                value if re.fullmatch(r"[\w@%+=:,./-]+", value) else re.sub(r"([^\w@%+=:,./-])", r"\\\1", value) or "''"
-            )
+            return _quoted(value)
         if kind == "b":
             value = unescape(value)[0]
         value = value[:1] if kind == "c" else value
@@ -109,6 +107,21 @@ def _printf_once(shell: Shell, template: str, values: list[str]) -> str:
             continue
         out.append(unescape(piece)[0])
     return "".join(out)
+
+
+_ANSI_C = {"\n": "n", "\t": "t", "\r": "r", "\a": "a", "\b": "b", "\f": "f", "\v": "v", "\x1b": "E"}
+
+
+def _quoted(text: str) -> str:
+    """``text`` as ``printf %q`` quotes it: with backslashes, or as ``$'...'`` where it holds control characters."""
+    if re.search(r"[\x00-\x1f\x7f]", text):
+
+        def escaped(match: re.Match[str]) -> str:
+            char = match.group()
+            return "\\" + (_ANSI_C.get(char) or (char if char in "'\\" else f"{ord(char):03o}"))
+
+        return "$'" + re.sub(r"[\x00-\x1f\x7f'\\]", escaped, text) + "'"
+    return re.sub(r"[ '\"\\|&;()<>!{}*\[\]?^$`,]|(?:^|(?<=[:=]))~|^#", r"\\\g<0>", text) or "''"
 
 
 def _c_number(text: str) -> int:
