@@ -169,69 +169,72 @@ def warmup_microbatches(pp: int, stage: int, vpp: int, total: int, group: int, e
     return min(total, (pp - stage - 1) * 2 + (vpp - 1) * group + extra)
 
 
-@lru_cache(maxsize=4096)
-def _stage_order(
-    pp: int, stage: int, vpp: int, num_microbatches: int, group: int, extra: int
-) -> list[tuple[bool, int, int]]:
-    """(is backward, chunk, microbatch) in the order in which one stage runs them."""
-    table = microbatch_groups(num_microbatches, vpp, group)
-    warmup = warmup_microbatches(pp, stage, vpp, len(table), group, extra)
-    order = [(False, chunk, microbatch) for microbatch, chunk in table[:warmup]]
-    for k, (microbatch, chunk) in enumerate(table[warmup:]):
-        order.append((False, chunk, microbatch))
-        back_microbatch, back_chunk = table[k]
-        order.append((True, vpp - 1 - back_chunk, back_microbatch))
-    order += [(True, vpp - 1 - chunk, microbatch) for microbatch, chunk in table[len(table) - warmup :]]
-    return order
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The operations of all stages in an order in which each finds those that it waits for done.
+
+    Operations are numbered 0 .. 2 * pp * vpp * M - 1: forwards, then backwards, each by stage, chunk, microbatch.
+    In the order they stand at 1, 2, ...; at 0 stands the start of the step.
+    """
+
+    steps: tuple[tuple[int, int, int, int], ...]
+    """(duration, place of the stage's operation before, place of the other dependency or 0, its link). Durations:
+    forward of (stage, chunk) at stage * vpp + chunk, backwards behind all forwards."""
+    place: tuple[int, ...]
+    """Where in the order each operation stands."""
+    last: tuple[int, ...]
+    """Where the last operation of each stage stands."""
 
 
 @lru_cache(maxsize=256)
-def _interleaved_program(
-    pp: int, vpp: int, num_microbatches: int, group: int, extra: int
-) -> tuple[tuple[int, int, int, int, int], ...]:
-    """Operations in an order in which each finds its dependency done.
-
-    Entries: (stage, duration index, operation, dependency or -1, link of the dependency or -1).
-    Durations: forward of (stage, chunk) at stage*vpp+chunk, backward behind all forwards.
-    """
-    orders = [_stage_order(pp, stage, vpp, num_microbatches, group, extra) for stage in range(pp)]
-    size = pp * vpp * num_microbatches
-
-    def index(back: bool, stage: int, chunk: int, microbatch: int) -> int:
-        return (size if back else 0) + (stage * vpp + chunk) * num_microbatches + microbatch
-
-    def dependency(back: bool, stage: int, chunk: int, microbatch: int) -> tuple[int, int]:
-        if not back:
-            if stage:
-                return index(False, stage - 1, chunk, microbatch), stage - 1
-            return (index(False, pp - 1, chunk - 1, microbatch), pp - 1) if chunk else (-1, -1)
-        if stage < pp - 1:
-            return index(True, stage + 1, chunk, microbatch), stage
-        # The last chunk's backward follows its own forward, which the stage's order already gives.
-        return (index(True, 0, chunk + 1, microbatch), pp - 1) if chunk < vpp - 1 else (-1, -1)
-
-    done = bytearray(2 * size)
-    at = [0] * pp
-    program: list[tuple[int, int, int, int, int]] = []
+def _interleaved_program(pp: int, vpp: int, num_microbatches: int, group: int, extra: int) -> _Program:
+    table = microbatch_groups(num_microbatches, vpp, group)
+    total, size = num_microbatches * vpp, pp * vpp * num_microbatches
+    forward = [chunk * num_microbatches + microbatch for microbatch, chunk in table]
+    backward = [size + (vpp - 1 - chunk) * num_microbatches + microbatch for microbatch, chunk in table]
+    orders: list[list[int]] = []
+    for stage in range(pp):
+        warmup = warmup_microbatches(pp, stage, vpp, total, group, extra)
+        order = [0] * (2 * total)
+        order[:warmup] = forward[:warmup]
+        order[warmup : 2 * total - warmup : 2] = forward[warmup:]
+        order[warmup + 1 : 2 * total - warmup : 2] = backward[: total - warmup]
+        order[2 * total - warmup :] = backward[total - warmup :]
+        orders.append([stage * total + operation for operation in order])
+    place = [0] * (2 * size)
+    at, last = [0] * pp, [0] * pp
+    steps: list[tuple[int, int, int, int]] = []
     moved = True
     while moved:
         moved = False
         for stage, order in enumerate(orders):
             position = at[stage]
             while position < len(order):
-                back, chunk, microbatch = order[position]
-                needs, link = dependency(back, stage, chunk, microbatch)
-                if needs >= 0 and not done[needs]:
+                operation = order[position]
+                needs, link = _dependency(pp, vpp, num_microbatches, operation)
+                if needs >= 0 and not place[needs]:
                     break
-                operation = index(back, stage, chunk, microbatch)
-                done[operation] = 1
-                duration = (pp * vpp if back else 0) + stage * vpp + chunk
-                program.append((stage, duration, operation, needs, link))
+                steps.append((operation // num_microbatches, last[stage], place[needs] if needs >= 0 else 0, link))
+                place[operation] = last[stage] = len(steps)
                 position += 1
             moved = moved or position > at[stage]
             at[stage] = position
-    assert len(program) == 2 * size, "the interleaved schedule deadlocks"
-    return tuple(program)
+    assert len(steps) == 2 * size, "the interleaved schedule deadlocks"
+    return _Program(tuple(steps), tuple(place), tuple(last))
+
+
+def _dependency(pp: int, vpp: int, num_microbatches: int, operation: int) -> tuple[int, int]:
+    """What an operation waits for on another stage, and over which link; (-1, 0): nothing."""
+    total, size = num_microbatches * vpp, pp * vpp * num_microbatches
+    if operation < size:
+        if operation >= total:
+            return operation - total, operation // total - 1
+        return (operation + size - total - num_microbatches, pp - 1) if operation >= num_microbatches else (-1, 0)
+    if operation < 2 * size - total:
+        return operation + total, (operation - size) // total
+    # The last chunk's backward follows its own forward, which the stage's order already gives.
+    following = operation - size + total + num_microbatches
+    return (following, pp - 1) if following < size + total else (-1, 0)
 
 
 def interleaved_ends(
@@ -259,66 +262,88 @@ def interleaved_ends(
     groups, played = num_microbatches // group, 2 * reach + 3
     if note is None and num_microbatches % group == 0:
         while played * 3 < groups * 2:
-            clock, end = _play(forward, backward, send, played * group, group, extra, maximum, None)
-            period = _period(end, pp, vpp, played, group, reach)
+            program = _interleaved_program(pp, vpp, played * group, group, extra)
+            end = _play(program, forward, backward, send, maximum)
+            period = _period(program, end, pp * vpp, played, group, reach)
             if period is not None:
                 rest = (groups - played) * period
-                return [finish + rest for finish in clock]
+                return [end[last] + rest for last in program.last]
             played *= 3
-    return _play(forward, backward, send, num_microbatches, group, extra, maximum, note)[0]
+    program = _interleaved_program(pp, vpp, num_microbatches, group, extra)
+    end = _play(program, forward, backward, send, maximum)
+    if note:
+        _tell(program, end, forward, send, maximum, note)
+    return [end[last] for last in program.last]
 
 
-def _period(end: list[Any], pp: int, vpp: int, groups: int, group: int, reach: int) -> Any:
+def _play(
+    program: _Program,
+    forward: Sequence[Sequence[Any]],
+    backward: Sequence[Sequence[Any]],
+    send: Sequence[Any],
+    maximum: Callable[[Any, Any], Any],
+) -> list[Any]:
+    """End of every operation, by its place in the order."""
+    durations = [value for rows in (forward, backward) for row in rows for value in row]
+    begin = durations[0] * 0.0
+    end = [begin]
+    if isinstance(begin, float):  # nearly all of a search's time may pass here: no call per operation
+        for duration, before, needs, link in program.steps:
+            start, ready = end[before], end[needs] + send[link] if needs else 0.0
+            end.append((ready if ready > start else start) + durations[duration])
+        return end
+    for duration, before, needs, link in program.steps:
+        start = maximum(end[before], end[needs] + send[link]) if needs else end[before]
+        end.append(start + durations[duration])
+    return end
+
+
+def _period(program: _Program, end: list[Any], chunks: int, groups: int, group: int, reach: int) -> Any:
     """Seconds from one group to the next if the last ``reach + 1`` of them repeat, else None.
 
     Backward passes are looked at ``reach`` groups earlier: the later ones run in the cool-down.
+    ``chunks``: of all stages.
     """
     microbatches = groups * group
-    size = pp * vpp * microbatches
-    period = end[microbatches - 1] - end[microbatches - 1 - group]
+    size, looked = chunks * microbatches, (reach + 1) * group
+    place = program.place
+    period = end[place[microbatches - 1]] - end[place[microbatches - 1 - group]]
     for back, until in ((0, microbatches), (size, microbatches - reach * group)):
         for row in range(back, back + size, microbatches):
-            for at in range(row + until - (reach + 1) * group, row + until):
-                drift = abs(end[at] - end[at - group] - period) > 1e-11 * period
+            later = place[row + until - looked : row + until]
+            earlier = place[row + until - looked - group : row + until - group]
+            for now, then in zip(later, earlier, strict=True):
+                drift = abs(end[now] - end[then] - period) > 1e-11 * period
                 if drift if isinstance(drift, bool) else drift.any():
                     return None
     return period
 
 
-def _play(
+def _tell(
+    program: _Program,
+    end: list[Any],
     forward: Sequence[Sequence[Any]],
-    backward: Sequence[Sequence[Any]],
     send: Sequence[Any],
-    num_microbatches: int,
-    group: int,
-    extra: int,
     maximum: Callable[[Any, Any], Any],
-    note: Note | None,
-) -> tuple[list[Any], list[Any]]:
-    """Clock of every stage at the end, and the end of every operation."""
+    note: Note,
+) -> None:
+    """All operations and transfers, in the order of the program."""
     pp, vpp = len(forward), len(forward[0])
-    durations = [value for row in forward for value in row] + [value for row in backward for value in row]
-    size = pp * vpp * num_microbatches
-    zero = durations[0] * 0.0
-    end: list[Any] = [zero] * (2 * size)
-    clock: list[Any] = [zero] * pp
-    for stage, duration, operation, needs, link in _interleaved_program(pp, vpp, num_microbatches, group, extra):
-        start = clock[stage]
-        if needs >= 0:
-            start = maximum(start, end[needs] + send[link])
-        finish = start + durations[duration]
-        clock[stage] = end[operation] = finish
-        if note:
-            back, rest = divmod(operation, size)
-            microbatch = rest % num_microbatches
-            chunk = rest // num_microbatches % vpp
-            note("backward" if back else "forward", stage, microbatch, chunk, start, finish)
-            down = not back and (stage < pp - 1 or chunk < vpp - 1)
-            up = back and (stage > 0 or chunk > 0)
-            if down or up:
-                took = send[stage if down else stage - 1]  # index -1 is the wrap, as it should be
-                note("send", stage, microbatch, chunk, finish, finish + took)
-    return clock, end
+    size = len(program.place) // 2
+    microbatches = size // (pp * vpp)
+    for operation in sorted(range(2 * size), key=program.place.__getitem__):
+        at = program.place[operation]
+        _, before, needs, link = program.steps[at - 1]
+        start = maximum(end[before], end[needs] + send[link]) if needs else end[before]
+        back, rest = divmod(operation, size)
+        row, microbatch = divmod(rest, microbatches)
+        stage, chunk = divmod(row, vpp)
+        note("backward" if back else "forward", stage, microbatch, chunk, start, end[at])
+        down = not back and (stage < pp - 1 or chunk < vpp - 1)
+        up = back and (stage > 0 or chunk > 0)
+        if down or up:
+            took = send[stage if down else stage - 1]  # index -1 is the wrap, as it should be
+            note("send", stage, microbatch, chunk, end[at], end[at] + took)
 
 
 @lru_cache(maxsize=4096)

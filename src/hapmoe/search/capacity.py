@@ -28,15 +28,19 @@ def capacity_bounds(problem: Problem, option_K: IntArray, low_K: FloatArray, cei
     More stages never hold less here, so that all stages of all pools stand for every number of them.
     """
     stages_KP = np.minimum(problem.space.most_KP[option_K], problem.job.model.num_layers)
-    any_vpp = np.zeros(len(option_K), np.int64)
+    stages = _Stages.of(problem, option_K, stages_KP, np.zeros(len(option_K), np.int64))
     high = ceiling if np.isfinite(ceiling) else float(low_K.max(initial=1.0)) * 64.0
-    enough = counts_suffice(problem, option_K, stages_KP, any_vpp, high)
-    low, high_K = np.where(enough, low_K, np.maximum(low_K, high)), np.full(len(option_K), high)
+    enough = stages.suffice(np.full(len(option_K), high))
+    low = np.where(enough, low_K, np.maximum(low_K, high))
     some = np.flatnonzero(enough & (low_K < high))
+    if not len(some):
+        return low
+    stages, low_S, high_S = stages.take(some), low[some], np.full(len(some), high)
     for _ in range(HALVINGS):
-        middle = np.sqrt(low[some] * high_K[some])
-        enough = counts_suffice(problem, option_K[some], stages_KP[some], any_vpp[some], middle)
-        high_K[some], low[some] = np.where(enough, middle, high_K[some]), np.where(enough, low[some], middle)
+        middle = np.sqrt(low_S * high_S)
+        enough = stages.suffice(middle)
+        high_S, low_S = np.where(enough, middle, high_S), np.where(enough, low_S, middle)
+    low[some] = low_S
     return low
 
 
@@ -49,29 +53,60 @@ def counts_suffice(
     the stages that are waited for, and last for the microbatches in flight (vpp 1 holds no more than any
     other); transfers, embedding and head are left out.
     """
-    which, k = np.unique(option_G, return_inverse=True)
-    k = k.ravel()
-    tables = [table.take(which) for table in problem.tables]
-    layer_GP = np.stack([_layer_s(problem, t)[k] for t in tables], axis=1)
-    microbatches_G = problem.microbatches_K[option_G].astype(np.float64)
-    step_G = np.broadcast_to(np.asarray(step_s, dtype=np.float64), (len(k),))
-    _, layers = heavy_class(problem)
-    used_GP, pp_G = stages_GP > 0, stages_GP.sum(axis=1)
-    speed_GP = np.where(used_GP, layer_GP, np.inf)
-    whole_G = layers * speed_GP.min(axis=1)
-    pools = [_Pool.of(problem, t, k, stages_GP[:, p], pp_G, vpp_G, microbatches_G) for p, t in enumerate(tables)]
-    enough = np.zeros(len(k), bool)
-    for last in (False, True):
-        held_GP = np.stack([pool.holds(step_G, whole_G, vpp_G == 1, pp_G) for pool in pools], axis=1)
-        enough = held_GP.sum(axis=1) >= layers
-        if last or not enough.any():
-            break
-        # the fastest pools hold as much as they can: so long does one microbatch take there and back
+    step_G = np.broadcast_to(np.asarray(step_s, dtype=np.float64), (len(option_G),))
+    return _Stages.of(problem, option_G, stages_GP, vpp_G).suffice(step_G)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Stages in some numbers, to be asked what they hold within one step after the other."""
+
+    layers: int
+    pools: tuple[_Pool, ...]
+    pp_G: IntArray
+    flat_G: NDArray[np.bool_]
+    whole_G: FloatArray
+    """All layers on the fastest pool."""
+    layer_GP: FloatArray
+    """Seconds of a layer on each pool, the fastest first."""
+    order_GP: IntArray
+    """The pools in that order."""
+
+    @classmethod
+    def of(cls, problem: Problem, option_G: IntArray, stages_GP: IntArray, vpp_G: IntArray) -> _Stages:
+        which, k = np.unique(option_G, return_inverse=True)
+        k = k.ravel()
+        tables = [table.take(which) for table in problem.tables]
+        layer_GP = np.stack([_layer_s(problem, t)[k] for t in tables], axis=1)
+        microbatches_G = problem.microbatches_K[option_G].astype(np.float64)
+        _, layers = heavy_class(problem)
+        pp_G = stages_GP.sum(axis=1)
+        speed_GP = np.where(stages_GP > 0, layer_GP, np.inf)
         order = np.argsort(speed_GP, axis=1, kind="stable")
-        many, each = np.take_along_axis(held_GP, order, axis=1), np.take_along_axis(layer_GP, order, axis=1)
-        share = np.clip(layers - (np.cumsum(many, axis=1) - many), 0.0, many)
-        whole_G = np.maximum(whole_G, (share * each).sum(axis=1))
-    return np.asarray(enough)
+        pools = (_Pool.of(problem, t, k, stages_GP[:, p], pp_G, vpp_G, microbatches_G) for p, t in enumerate(tables))
+        each = np.take_along_axis(layer_GP, order, axis=1)
+        return cls(layers, tuple(pools), pp_G, vpp_G == 1, layers * speed_GP.min(axis=1), each, order)
+
+    def take(self, which: IntArray) -> _Stages:
+        """Only these."""
+        pools = tuple(pool.take(which) for pool in self.pools)
+        layer, order = self.layer_GP[which], self.order_GP[which]
+        return _Stages(self.layers, pools, self.pp_G[which], self.flat_G[which], self.whole_G[which], layer, order)
+
+    def suffice(self, step_G: FloatArray) -> NDArray[np.bool_]:
+        """[G] do they hold the model within such a step?"""
+        enough = np.zeros(len(step_G), bool)
+        whole_G = self.whole_G
+        for last in (False, True):
+            held_GP = np.stack([pool.holds(step_G, whole_G, self.flat_G, self.pp_G) for pool in self.pools], axis=1)
+            enough = held_GP.sum(axis=1) >= self.layers
+            if last or not enough.any():
+                break
+            # the fastest pools hold as much as they can: so long does one microbatch take there and back
+            many = np.take_along_axis(held_GP, self.order_GP, axis=1)
+            share = np.clip(self.layers - (np.cumsum(many, axis=1) - many), 0.0, many)
+            whole_G = np.maximum(whole_G, (share * self.layer_GP).sum(axis=1))
+        return np.asarray(enough)
 
 
 def pool_holds(problem: Problem, pool: int, option_G: IntArray, stages_G: IntArray, step_s: float) -> FloatArray:
@@ -156,6 +191,11 @@ class _Pool:
             forward_G1=t.forward_CK[heavy, k][:, None],
             microbatches_G1=microbatches_G[:, None],
         )
+
+    def take(self, which: IntArray) -> _Pool:
+        """Only these."""
+        columns = {name: getattr(self, name) for name in self.__slots__}
+        return _Pool(**{n: v[:, which] if n in ("fits_RGQ", "slow_RG1") else v[which] for n, v in columns.items()})
 
     def holds(self, step_G: FloatArray, whole_G: FloatArray, flat_G: NDArray[np.bool_], pp_G: IntArray) -> FloatArray:
         """[G] layers that the pool can hold within a step of which ``whole_G`` passes there and back."""

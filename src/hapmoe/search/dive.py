@@ -6,6 +6,7 @@ numbers of stages around the best plan.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -23,7 +24,7 @@ from hapmoe.search.state import State, pause
 
 __all__ = ["first_plan"]
 
-SEEDS = 48
+SEEDS = 16
 """Options that are tried at once."""
 RANKED = 1024
 """Options with the lowest bounds whose memory is looked at before the first are tried."""
@@ -34,6 +35,8 @@ TRIALS = (1.1, 1.25, 1.5, 2.0, 4.0, 16.0, np.inf)
 TRIED, SAME = 8, 2
 """Grid points that are tried at once, without and then with virtual stages, and how many of them may
 have one option."""
+BOUNDED = 96
+"""Grid points of which these are chosen."""
 ROUNDS = 8
 """How often the surroundings of the best plan, and other options, are looked at."""
 
@@ -43,23 +46,27 @@ def first_plan(problem: Problem, state: State, order: IntArray, bound_K: FloatAr
     for begin in range(0, len(order), RANKED):
         some = order[begin : begin + RANKED]
         better = capacity_bounds(problem, some, bound_K[some], np.inf)
-        ranked = some[np.argsort(better, kind="stable")]
+        ranked = np.argsort(better, kind="stable")
         for at in range(0, len(ranked), SEEDS):
-            points, low = _likely(problem, ranked[at : at + SEEDS])
+            seeds = ranked[at : at + SEEDS]
+            points, low = _likely(problem, some[seeds], better[seeds])
             if np.isfinite(low).any() and _try(problem, state, points, low):
                 return
             pause(state)
 
 
-def _likely(problem: Problem, option_K: IntArray) -> tuple[Points, FloatArray]:
-    """Grid points of some options where the fastest plan may be, and their bounds."""
+def _likely(problem: Problem, option_K: IntArray, low_K: FloatArray) -> tuple[Points, FloatArray]:
+    """Grid points of some options (with bounds) where the fastest plan may be, and their bounds."""
     option, stages = fullest_counts(problem, option_K)
     step = np.maximum(problem.space.step_KP[option], 1)
     fewer = [stages // (step * part) * step for part in PARTS]
     option, stages = distinct(problem, np.tile(option, len(PARTS)), np.concatenate(fewer))
-    points, _ = expand_orders(problem, option, stages, np.zeros(len(option)), np.inf)
-    points = points.take(_by_speed(problem, points))
-    low, _ = point_bounds(problem, points, np.zeros(len(points)), np.inf)
+    known = dict(zip(option_K.tolist(), low_K.tolist(), strict=True))
+    floor = np.asarray([known[k] for k in option.tolist()])
+    points, floor = expand_orders(problem, option, stages, floor, np.inf)
+    quick = _by_speed(problem, points)
+    points = points.take(quick)
+    low, _ = point_bounds(problem, points, floor[quick], np.inf)
     return points, low
 
 
@@ -112,18 +119,19 @@ def _solve_some(
     """Try the grid points with the lowest bounds below the best step that were not seen, a few of each option."""
     for flat in (True, False):
         low = np.flatnonzero(((points.vpp_G == 1) == flat) & (floor_G < state.best))
+        low = low[np.argsort(floor_G[low], kind="stable")]
+        low = np.asarray([g for g in low.tolist() if _key(points, g) not in seen][:BOUNDED], np.int64)
         some = points.take(low)
         bound, high = point_bounds(problem, some, floor_G[low], state.best)
-        taken: dict[int, int] = {}
+        taken: Counter[int] = Counter()
         chosen: list[int] = []
         for g in np.argsort(bound, kind="stable").tolist():
             if bound[g] >= state.best or len(chosen) == TRIED:
                 break
             k = int(some.option_G[g])
-            key = (k, int(some.order_G[g]), int(some.vpp_G[g]), *some.stages_GP[g].tolist())
-            if taken.get(k, 0) < same and key not in seen:
-                seen.add(key)
-                taken[k] = taken.get(k, 0) + 1
+            if taken[k] < same:
+                seen.add(_key(some, g))
+                taken[k] += 1
                 chosen.append(g)
         for vpp in sorted(set(some.vpp_G[chosen].tolist())):
             group = [g for g in chosen if some.vpp_G[g] == vpp and bound[g] < state.best]
@@ -132,3 +140,9 @@ def _solve_some(
             group, settings = [group[number] for number in mine], [settings[number] for number in mine]
             if settings:
                 solve_group(problem, state, settings, bound[group], [high[g] for g in group], quick=True)
+
+
+def _key(points: Points, g: int) -> tuple[int, ...]:
+    """What tells one grid point from another."""
+    where = int(points.option_G[g]), int(points.order_G[g]), int(points.vpp_G[g])
+    return *where, *points.stages_GP[g].tolist()

@@ -24,7 +24,7 @@ from hapmoe.search.expand import expand_counts, expand_orders, fullest_counts
 from hapmoe.search.misses import nearest_misses
 from hapmoe.search.problem import Problem, Setting, make_plan, settings_of
 from hapmoe.search.reach import point_bounds
-from hapmoe.search.solve import solve_group, solve_points
+from hapmoe.search.solve import solve_each, solve_points
 from hapmoe.search.space import count_points
 from hapmoe.search.state import OutOfTimeError, Progress, State, pause
 
@@ -142,9 +142,10 @@ def _search_counts(
 
 LIKELY = 24
 """Options with the lowest bounds among which the next-best plans are looked for."""
-RUNNERS_UP = 24
-"""Grid points looked at for the next-best plans, and by how much slower they may be."""
+RUNNERS_UP, AT_ONCE = 48, 8
+"""Grid points looked at for the next-best plans, and how many at once."""
 SLOWER = 1.3
+"""By how much slower they may be."""
 
 
 def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -> None:
@@ -159,17 +160,26 @@ def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -
     if len(seen) >= most or not len(points):
         return
     bound, high = point_bounds(problem, points, floor, ceiling)
-    tried = 0
-    for g in np.argsort(bound, kind="stable").tolist():
-        if bound[g] >= ceiling or tried >= RUNNERS_UP:
-            break
-        setting = settings_of(problem, points.take(np.asarray([g])))[0]
-        if _kind(problem, setting) in seen or not state.may(problem, [setting]):
-            continue
-        tried += 1
-        other = State(best=ceiling, deadline=state.deadline)
-        solve_group(problem, other, [setting], bound[[g]], [high[g]])
-        state.found += other.found
+    settings = settings_of(problem, points)
+    order = [
+        g
+        for g in np.argsort(bound, kind="stable").tolist()
+        if bound[g] < ceiling and _kind(problem, settings[g]) not in seen
+    ]
+    steps = dict.fromkeys(seen, state.best)
+    for begin in range(0, min(len(order), RUNNERS_UP), AT_ONCE):
+        some = order[begin : begin + AT_ONCE]
+        if len(steps) >= most and sorted(steps.values())[most - 1] <= bound[some[0]]:
+            return
+        some = [some[number] for number in state.may(problem, [settings[g] for g in some])]
+        for vpp in sorted({settings[g].vpp for g in some}):
+            group = [g for g in some if settings[g].vpp == vpp]
+            mine, reached = [settings[g] for g in group], [high[g] for g in group]
+            for step, setting, solution in solve_each(problem, mine, bound[group], reached, ceiling):
+                kind = _kind(problem, setting)
+                steps[kind] = min(step, steps.get(kind, np.inf))
+                state.found.append((step, setting, solution))
+            pause(state)
 
 
 def _kind(problem: Problem, setting: Setting) -> tuple[object, ...]:

@@ -7,7 +7,8 @@ miss on a job or cluster with one thing changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -21,7 +22,8 @@ from hapmoe.rules.recompute import cannot_recompute
 from hapmoe.schedule import in_flight
 from hapmoe.search.counts import sequences, stage_counts
 from hapmoe.search.pins import Pins
-from hapmoe.search.problem import Problem, pose
+from hapmoe.search.problem import Problem, price_space
+from hapmoe.search.space import build_space
 from hapmoe.stagecost import Slots, stage_costs
 from hapmoe.units import format_bytes
 
@@ -32,6 +34,12 @@ MOST_COUNTS = 8
 """Stage counts per stage size."""
 MOST_LOOKED_AT_AGAIN = 12
 """Grid points per thing that might help."""
+
+TOGETHER = 8192
+"""Stages with numbers of layers that are looked at at once."""
+
+_Point = tuple[tuple[int, ...], int, int]
+"""Pool of every stage, option, microbatches."""
 
 HELP = "would help: "
 """How the sentences begin that say what would."""
@@ -114,10 +122,13 @@ def _misses(problem: Problem, most: int) -> Iterator[_Miss]:
             for pool_J in sequences(problem, counts):
                 rows += [(-pp * size, float(held_K[k]) / pp, int(options.mbs_K[k]), int(k), pool_J) for k in ks]
     rows.sort()
-    for _, _, _, k, pool_J in rows[:most]:
-        microbatches = int(microbatches_K[k])
-        missing, stage = _best_split(_memory(problem, pool_J, k, microbatches), problem.job.model.num_layers)
-        yield _Miss(missing, stage, pool_J, k, microbatches)
+    points = [(pool_J, k, int(microbatches_K[k])) for _, _, _, k, pool_J in rows[:most]]
+    layers, first = problem.job.model.num_layers, 0
+    while first < len(points):
+        some = points[first : first + max(TOGETHER // (layers * len(points[first][0])), 1)]
+        first += len(some)
+        for (pool_J, k, microbatches), over_JN in zip(some, _memory(problem, some), strict=True):
+            yield _Miss(*_best_split(over_JN, layers), pool_J, k, microbatches)
 
 
 def _held_at_least(problem: Problem) -> FloatArray:
@@ -130,21 +141,31 @@ def _held_at_least(problem: Problem) -> FloatArray:
     return total
 
 
-def _memory(problem: Problem, pool_J: tuple[int, ...], k: int, microbatches: int) -> FloatArray:
-    """[J, n] bytes above the limit of stage j with n + 1 layers, at the recomputation that holds least."""
-    pp, layers = len(pool_J), problem.job.model.num_layers
-    most = max(layers - pp + 1, 1)
-    count = np.arange(1, most + 1)
-    over = np.zeros((pp, most))
-    for stage, pool in enumerate(pool_J):
-        start = np.minimum(layers * stage // pp, layers - count) if stage < pp - 1 else layers - count
-        flights = np.broadcast_to(np.asarray(in_flight(pp, 1, stage, microbatches, pp), np.int64), (most, 1, 1))
-        ends = np.full(most, stage == 0), np.full(most, stage == pp - 1)
-        slots = Slots(start[:, None], count[:, None], flights, *ends)
+def _memory(problem: Problem, points: Sequence[_Point]) -> list[FloatArray]:
+    """Per point [J, n] bytes above the limit of stage j with n + 1 layers, at the recomputation that holds least."""
+    layers = problem.job.model.num_layers
+    many = [layers - len(pool_J) + 1 for pool_J, _, _ in points]
+    rows: list[IntArray] = []
+    for (pool_J, k, microbatches), most in zip(points, many, strict=True):
+        pp, count = len(pool_J), np.arange(1, most + 1)
+        for stage, pool in enumerate(pool_J):
+            start = np.minimum(layers * stage // pp, layers - count) if stage < pp - 1 else layers - count
+            ((held,),) = in_flight(pp, 1, stage, microbatches, pp)
+            alike = np.full((5, most), [[pool], [k], [held], [stage == 0], [stage == pp - 1]])
+            rows.append(np.concatenate([start[None], count[None], alike]))
+    start, count, pool_X, k_X, held_X, first, last = np.concatenate(rows, axis=1)
+    over = np.full(len(start), -np.inf)
+    for pool in np.unique(pool_X).tolist():
+        of = np.flatnonzero(pool_X == pool)
+        ends = first[of] == 1, last[of] == 1
+        slots = Slots(start[of, None], count[of, None], held_X[of, None, None], *ends)
         table = problem.tables[pool]
-        costs = stage_costs(problem.job, table, k, slots, problem.prefix_CN, allowed=problem.allowed)
-        over[stage] = costs.memory_X - table.memory_limit_bytes
-    return over
+        costs = stage_costs(problem.job, table, k_X[of], slots, problem.prefix_CN, allowed=problem.allowed)
+        # a row may have several recomputations that fit
+        np.maximum.at(over, of[costs.row_X], costs.memory_X - table.memory_limit_bytes)
+    sizes = [len(pool_J) * most for (pool_J, _, _), most in zip(points, many, strict=True)]
+    parts = np.split(over, np.cumsum(sizes)[:-1])
+    return [part.reshape(len(pool_J), -1) for part, (pool_J, _, _) in zip(parts, points, strict=True)]
 
 
 def _best_split(over_JN: FloatArray, layers: int) -> tuple[float, int]:
@@ -153,12 +174,16 @@ def _best_split(over_JN: FloatArray, layers: int) -> tuple[float, int]:
     >>> _best_split(np.array([[-1.0, 3.0], [-2.0, 1.0]]), 3)
     (1.0, 1)
     """
-    for level in np.unique(over_JN):
-        holds: IntArray = (over_JN <= level).sum(axis=1)
-        if (holds > 0).all() and holds.sum() >= layers:
-            stage = int(np.argwhere(over_JN == level)[0, 0])
-            return float(level), stage
-    return float("inf"), 0
+    levels = np.unique(over_JN)
+
+    def enough(at: int) -> bool:
+        holds: IntArray = (over_JN <= levels[at]).sum(axis=1)
+        return bool((holds > 0).all() and holds.sum() >= layers)
+
+    at = bisect_left(range(len(levels)), True, key=enough)
+    if at == len(levels):
+        return float("inf"), 0
+    return float(levels[at]), int(np.argwhere(over_JN == levels[at])[0, 0])
 
 
 # ---------------------------------------------------------------- rules that stand in the way
@@ -205,7 +230,7 @@ def _fits_with(problem: Problem, miss: _Miss, degrees: dict[str, int]) -> bool:
     options = Options(*(np.asarray([degrees[axis]], np.int64) for axis in ("tp", "cp", "ep", "etp", "dp", "mbs")))
     menu = problem.tables[0].menu
     tables = tuple(price(problem.job, pool, options, menu) for pool in problem.cluster.pools)
-    memory = _memory(replace(problem, tables=tables), miss.pool_J, 0, miss.microbatches)
+    (memory,) = _memory(replace(problem, tables=tables), [(miss.pool_J, 0, miss.microbatches)])
     return _best_split(memory, problem.job.model.num_layers)[0] <= 0
 
 
@@ -259,8 +284,16 @@ def _only_menu(pins: Pins) -> Pins:
 def _posed(
     problem: Problem, job: JobSpec | None = None, cluster: Cluster | None = None, pins: Pins | None = None
 ) -> Problem:
-    menu = problem.tables[0].menu
-    return pose(job or problem.job, cluster or problem.cluster, menu, pins or problem.pins)
+    """The same question asked of something else; of every choice of degrees only its smallest microbatch size, which
+    holds least."""
+    job, cluster, pins = job or problem.job, cluster or problem.cluster, pins or problem.pins
+    space = build_space(job, cluster, pins)
+    options = space.options
+    degrees = np.stack([options.tp_K, options.cp_K, options.ep_K, options.etp_K, options.dp_K, options.mbs_K])
+    order = np.lexsort(degrees[::-1])
+    changes = (np.diff(degrees[:-1, order], axis=1) != 0).any(axis=0)
+    first = np.concatenate([[True], changes])[: len(order)]
+    return price_space(job, cluster, space.take(np.sort(order[first])), problem.tables[0].menu, pins)
 
 
 def _something_fits(problem: Problem) -> bool:

@@ -29,6 +29,8 @@ PIECES = 4
 """Parts per pool beyond that, first and last stage apart."""
 AGAIN = 2
 """How often what the stages can hold is made smaller by what the others must hold."""
+HALVINGS, HALVINGS_BLIND = 6, 9
+"""Steps of the bisection below a ceiling, and of that of ratios without one."""
 TOGETHER = 2048
 """Grid points looked at together: what they take in memory."""
 
@@ -64,9 +66,9 @@ def _bounds_of(
     hopeful = np.flatnonzero(~hopeless)
     if len(hopeful):
         some = parts.take(hopeful)
-        low, high = bound[hopeful], np.full(len(hopeful), most)
-        for _ in range(6 if limited else 16):
-            middle = 0.5 * (low + high)
+        low, high = np.maximum(bound[hopeful], 1e-9 * most), np.full(len(hopeful), most)
+        for _ in range(HALVINGS if limited else HALVINGS_BLIND):
+            middle = 0.5 * (low + high) if limited else np.sqrt(low * high)
             enough = (_reach(some, middle) * some.count_GS).sum(axis=1) >= some.layers
             high, low = np.where(enough, middle, high), np.where(enough, low, middle)
         bound[hopeful] = low
@@ -90,26 +92,23 @@ class _Parts:
     count_GS: IntArray
     forward_GS: FloatArray
     backward_GS: FloatArray
-    base_forward_GS: FloatArray
-    base_backward_GS: FloatArray
     fits_RGS: FloatArray
     """Layers that memory allows with each menu entry."""
     busy_RGS: FloatArray
     trip_RGS: FloatArray
     """Layers per second of B1 and of B2 that is left for them; of the last entry ("full") those beyond
-    what fits without, and ``relief_GS`` seconds of one microbatch more."""
-    relief_GS: FloatArray
+    what fits without, with the next two seconds more."""
+    busy_relief_GS: FloatArray
+    trip_relief_GS: FloatArray
     use_trip_GS: NDArray[np.bool_]
-    right_GS: FloatArray
-    left_GS: FloatArray
-    before_GS: FloatArray
-    """Transfers, there and back, of the stages before the part."""
+    busy_other_GS: FloatArray
+    trip_other_GS: FloatArray
+    """Seconds of B1 and of B2 that do not depend on layers: transfers, embedding, head and loss."""
     sends_G: FloatArray
     """All transfers of one microbatch, one way, without the wrap."""
     wrap_G: FloatArray
-    fewest_GS: IntArray
-    """Warm-up forwards of the part's last stage, the fewest."""
     most_GS: IntArray
+    """Warm-up forwards of the part's first stage, the most."""
     optimizer_G: FloatArray
     light_GS: FloatArray
     """The cheapest layer of any class."""
@@ -258,7 +257,17 @@ def _parts(problem: Problem, points: Points) -> _Parts:
     fits = room / (static + act) * (1 + EPS)
     extra[-1] *= (static + act[0]) / saved
     layer_s = per_layer + extra
-    falling = np.minimum(most, rounds - 1) * forward
+    early = np.minimum(most, rounds - 1)
+    falling = early * forward
+    base_forward = first * pick([t.embedding_forward_K for t in tables])
+    base_forward += last * pick([t.head_forward_K + mtp * t.mtp_forward_K for t in tables])
+    base = first * pick([t.embedding_backward_K for t in tables])
+    base += last * pick([t.head_backward_K + mtp * t.mtp_backward_K for t in tables]) + base_forward
+    # every stage before this one holds a layer in its first chunk, the first one the embedding too
+    embedding = np.where(most < pp_G1 - 1, base[:, :1], 0.0)
+    held_s = np.where(vpp == 1, blocked_s(fewest, places.right_GS, places.left_GS, rounds), 0.0)
+    ends = base[:, :1] + np.where(pp_G1 > 1, base[:, -1:], 0.0) + 2.0 * places.sends_G[:, None]
+    trip_other = ends + (rounds - 1) * (places.right_GS + places.left_GS + base) - early * base_forward
     counts = problem.prefix_CN[:, -1:]
     params = [
         (counts * t.dense_params_CK).sum(axis=0) * t.optimizer_s_K
@@ -276,21 +285,16 @@ def _parts(problem: Problem, points: Points) -> _Parts:
         forward_GS=forward,
         backward_GS=backward,
         by_speed_GS=np.argsort(np.where(number > 0, per_layer, np.inf), axis=1, kind="stable"),
-        base_forward_GS=first * pick([t.embedding_forward_K for t in tables])
-        + last * pick([t.head_forward_K + mtp * t.mtp_forward_K for t in tables]),
-        base_backward_GS=first * pick([t.embedding_backward_K for t in tables])
-        + last * pick([t.head_backward_K + mtp * t.mtp_backward_K for t in tables]),
         fits_RGS=fits,
         busy_RGS=1.0 / (rounds * layer_s),
         trip_RGS=1.0 / ((rounds - 1) * layer_s - falling),
-        relief_GS=relief,
+        busy_relief_GS=rounds * relief,
+        trip_relief_GS=(rounds - 1) * relief,
         use_trip_GS=(vpp == 1) & ((rounds - 1) * per_layer > falling),
-        right_GS=places.right_GS,
-        left_GS=places.left_GS,
-        before_GS=places.before_GS,
+        busy_other_GS=places.before_GS + embedding + held_s + rounds * base,
+        trip_other_GS=trip_other,
         sends_G=places.sends_G,
         wrap_G=places.wrap_G,
-        fewest_GS=fewest,
         most_GS=most,
         optimizer_G=pick(params).min(axis=1) / points.pp_G,
         light_GS=light,
@@ -358,23 +362,14 @@ def _shares(
 def _holds(a: _Parts, step_G: FloatArray, ahead_GS: FloatArray, whole_G: FloatArray) -> FloatArray:
     """[G, S] the most layers of one stage, if stages ahead and the whole take no less than is given."""
     time = ((step_G - a.optimizer_G) * (1 + EPS))[:, None]
-    microbatches = a.microbatches_G[:, None]
-    base = a.base_forward_GS + a.base_backward_GS
-    # every stage before this one holds a layer in its first chunk, the first one the embedding too
-    embedding = np.where(a.most_GS < a.pp_G1 - 1, base[:, :1], 0.0)
-    prefix = ahead_GS + a.before_GS + embedding
-    held = np.where(a.vpp_G[:, None] == 1, blocked_s(a.fewest_GS, a.right_GS, a.left_GS, microbatches), 0.0)
-    busy = time - prefix - held - microbatches * base
-    ends = base[:, :1] + np.where(a.pp_G1 > 1, base[:, -1:], 0.0)
-    whole = whole_G + ends + 2.0 * a.sends_G[:, None]
-    lost = np.minimum(a.most_GS, microbatches - 1)
-    trip = time - whole - (microbatches - 1) * (a.right_GS + a.left_GS + base) + lost * a.base_forward_GS
+    busy = time - ahead_GS - a.busy_other_GS
+    trip = time - whole_G - a.trip_other_GS
     most = np.minimum(a.fits_RGS, busy * a.busy_RGS)
-    full = np.minimum(a.fits_RGS[-1], (busy + microbatches * a.relief_GS) * a.busy_RGS[-1])
+    full = np.minimum(a.fits_RGS[-1], (busy + a.busy_relief_GS) * a.busy_RGS[-1])
     # below the point where full recomputation starts the plain time holds
     full = np.minimum(full, busy * a.busy_RGS[0])
     by_trip = trip * a.trip_RGS
-    by_trip[-1] = (trip + (microbatches - 1) * a.relief_GS) * a.trip_RGS[-1]
+    by_trip[-1] = (trip + a.trip_relief_GS) * a.trip_RGS[-1]
     most[-1] = full
     most = np.where(a.use_trip_GS, np.minimum(most, by_trip), most)
     layers = np.floor(most.max(axis=0) * (1 + EPS))

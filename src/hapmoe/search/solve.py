@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from hapmoe.options import FloatArray, IntArray
+from hapmoe.search.bounds import even_bound
 from hapmoe.search.entries import Entries, price_entries, prune
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
-from hapmoe.search.split import best_equal, best_split, split_floor
+from hapmoe.search.split import Solution, best_equal, best_split, split_floor
 from hapmoe.search.state import State, keep, pause
 
-__all__ = ["solve_group", "solve_points"]
+__all__ = ["solve_each", "solve_group", "solve_points"]
 
 
 def solve_points(
@@ -36,7 +37,7 @@ def solve_points(
         return
     points, floor_G = points.take(low), floor_G[low]
     if state.uniform:  # best_equal bounds points by itself, and has few splits to look at
-        bound, high = floor_G, list[IntArray]()
+        bound, high = np.maximum(floor_G, even_bound(problem, points)), list[IntArray]()
     else:
         bound, high = point_bounds(problem, points, floor_G, state.best)
     state.pruned["memory"] += int(np.isinf(bound).sum())
@@ -113,6 +114,18 @@ def solve_group(
         if point.floor < state.best:
             _solve(problem, state, point, quick)
         pause(state)
+
+
+def solve_each(
+    problem: Problem, settings: list[Setting], bound_G: FloatArray, high: list[IntArray], below: float
+) -> list[tuple[float, Setting, Solution]]:
+    """A good plan of each of some grid points of one vpp, where there is one below ``below``; without proof."""
+    found: list[tuple[float, Setting, Solution]] = []
+    for point in _priced(problem, State(best=below), settings, bound_G, high):
+        solution, _ = best_split(problem, point.setting, point.entries, below, point.floor, quick=True)
+        if solution is not None:
+            found.append((solution.step_s, point.setting, solution))
+    return found
 
 
 def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) -> None:
