@@ -10,6 +10,7 @@ import pytest
 from small_worlds import all_plans, random_cluster, random_job, tighten
 
 from hapmoe.cost import evaluate
+from hapmoe.plan import Plan
 from hapmoe.pricing import recompute_menu
 from hapmoe.rules import check
 from hapmoe.search import pose_for, search
@@ -64,11 +65,14 @@ def run_space(
         cluster = tighten(rng, cluster, samples)
     cache: dict = {}
     legal = len(plans)
-    fitting = [estimate for plan in plans if (estimate := evaluate(job, cluster, plan, cache)).fits]
-    best = min((estimate.step_s for estimate in fitting), default=float("inf"))
+    fitting = [(plan, estimate.step_s) for plan in plans if (estimate := evaluate(job, cluster, plan, cache)).fits]
+    best = min((step for _, step in fitting), default=float("inf"))
+    best_even = min((step for plan, step in fitting if is_even(plan)), default=float("inf"))
     settings = [f"{key}={','.join(map(str, sorted(values)))}" for key, values in pins.items()]
     problem = pose_for(job, cluster, settings=settings, menu=menu)
     result = search(job, cluster, problem=problem)
+    even = search(job, cluster, planner="uniform", problem=problem).estimate
+    assert (even.step_s if even else float("inf")) == pytest.approx(best_even, rel=1e-9), (seed, even)
     check_bounds(problem, seed)
     if best == float("inf"):
         assert result.status == "infeasible", (seed, result.estimate)
@@ -79,6 +83,12 @@ def run_space(
     assert result.status == "optimal" and result.gap == 0.0, seed
     assert result.estimate.step_s == pytest.approx(best, rel=1e-9), (seed, result.plan)
     return "recomputing" if any(s.recompute.granularity != "none" for s in result.plan.stages) else "equal"
+
+
+def is_even(plan: Plan) -> bool:
+    """Equally many layers on all stages and in all their chunks, and one recomputation?"""
+    chunks = {count for stage in plan.stages for _, count in stage.virtual_layers}
+    return len(chunks) == 1 and len({stage.recompute for stage in plan.stages}) == 1
 
 
 def check_bounds(problem: Problem, seed: int) -> None:
