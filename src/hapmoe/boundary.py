@@ -50,6 +50,10 @@ def crossing(job: JobSpec, sender: Options, receiver: Options) -> Crossing:
     Both take the same sequences per microbatch (mbs * dp). Without sequence parallelism tp ranks hold
     copies: each receiver gets one, from the sender with its tp rank modulo the sender's tp.
     """
+    if sender is receiver:  # equal meshes throughout
+        once_K = np.ones(len(sender))
+        each_K = boundary_bytes(job, sender)
+        return Crossing(each_K, each_K, once_K, once_K)
     shared = uses_sequence_parallel(job)
     columns = (sender.tp_K, sender.cp_K, sender.dp_K, receiver.tp_K, receiver.cp_K, receiver.dp_K)
     kinds, kind_K = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)

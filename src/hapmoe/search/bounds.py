@@ -41,31 +41,38 @@ EPS = 1e-9
 
 
 def pipeline_bound(
-    forward_XJV: FloatArray, backward_XJV: FloatArray, send_J: FloatArray, microbatches: int
+    forward_XJV: FloatArray,
+    backward_XJV: FloatArray,
+    send_J: FloatArray,
+    microbatches: int,
+    sync_XJ: FloatArray | None = None,
 ) -> FloatArray:
-    """[X] lower bound on the end of the last backward of stage 0, splits known.
+    """[X] lower bound on the end of all stages' gradient reductions, splits known.
 
-    ``send_J``: per boundary, at least pp-1 entries.
+    ``send_J``: per boundary, at least pp-1 entries. ``sync_XJ``: seconds behind each stage's last backward.
     """
     pp, vpp = forward_XJV.shape[1:]
     forward, backward = forward_XJV.sum(axis=2), backward_XJV.sum(axis=2)
     work = forward + backward
-    if vpp > 1:
-        before = forward_XJV[:, :, 0] + backward_XJV[:, :, 0] + 2.0 * send_J[:pp]
-        prefix = np.cumsum(before, axis=1) - before
-        interleaved: FloatArray = (prefix + microbatches * work).max(axis=1)
-        return interleaved
+    sync = np.zeros((1, pp)) if sync_XJ is None else sync_XJ
     send = np.zeros(pp)
     send[: pp - 1] = send_J[: pp - 1]
+    there, back = forward_XJV[:, :, 0] + send, backward_XJV[:, :, 0] + send
+    lead = np.cumsum(there, axis=1) - there
+    busy = lead + microbatches * work
+    # from the end of a stage to that of the reductions of those ahead of it: j and i with all that lies between
+    behind = np.cumsum(back, axis=1) - back
+    drain = np.maximum.accumulate(sync - behind, axis=1) + behind
+    if vpp > 1:
+        interleaved: FloatArray = (busy + drain).max(axis=1)
+        return interleaved
     left = np.concatenate([[0.0], send[:-1]])
-    whole = work.sum(axis=1) + 2.0 * send.sum()
-    period = work + send + left
-    before = work + 2.0 * send
-    prefix = np.cumsum(before, axis=1) - before
     ahead = pp - 1 - np.arange(pp)
-    busy = (prefix + microbatches * work + blocked_s(ahead, send, left, microbatches)).max(axis=1)
-    trip = (whole[:, None] + (microbatches - 1) * period - np.minimum(ahead, microbatches - 1) * forward).max(axis=1)
-    return np.asarray(np.maximum(busy, trip))
+    busy = busy + blocked_s(ahead, send, left, microbatches)
+    # the round trip ends on stage j, so that of the backward passes those of stages ahead of it are not in it
+    trip = work.sum(axis=1)[:, None] + 2.0 * send.sum() - behind
+    trip = trip + (microbatches - 1) * (work + send + left) - np.minimum(ahead, microbatches - 1) * forward
+    return np.asarray((np.maximum(busy, trip) + drain).max(axis=1))
 
 
 def blocked_s(

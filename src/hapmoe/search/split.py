@@ -87,11 +87,12 @@ def _floor(
     stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
     if not all(len(stage.layers_E) for stage in stages):
         return stages, None, np.inf
-    after = max(float(stage.optimizer_E.min()) for stage in stages)
-    floors = floors_of(setting, stages, problem.job.model.num_layers)
-    floor = max(floor, floors.least(problem.job.model.num_layers, setting.flat) + after)
+    layers = problem.job.model.num_layers
+    floors = floors_of(setting, stages, layers)
+    bound, _ = _extended(setting, stages, floors, layers, _Partial.none(), 0)
+    floor = max(floor, float(bound.min()) + floors.after_s)
     if floor < below:
-        floor = max(floor, _relaxed(setting, stages) + after)
+        floor = max(floor, _relaxed(setting, stages) + floors.after_s)
     return stages, floors, floor
 
 
@@ -112,33 +113,66 @@ def _list_splits(
     A partial split is bounded by what its stages cost and what the floors say of the rest. ``beam``:
     follow only so many at a time.
     """
-    limit = (window - max(float(stage.optimizer_E.min()) for stage in stages)) * (1 + EPS)
+    limit = (window - floors.after_s) * (1 + EPS)
     complete = True
     chosen = np.zeros((1, 0), np.int64)
-    used, prefix, work = np.zeros(1, np.int64), np.zeros(1), np.zeros(1)
-    turned = np.full(1, -np.inf)
+    partial = _Partial.none()
     for index, stage in enumerate(stages):
-        left = layers - (used[:, None] + stage.layers_E[None, :])
-        rest = np.clip(left, 0, layers)
-        after = prefix[:, None] + floors.first[index][None, :]
-        bound = np.maximum(prefix[:, None] + floors.busy[index][None, :], after + floors.busy_JN[index + 1, rest])
-        if setting.flat:
-            whole = work[:, None] + stage.work_E[None, :] + floors.sum_JN[index + 1, rest] + floors.trips_s
-            turn = np.maximum(turned[:, None], floors.turn[index][None, :])
-            bound = np.maximum(bound, whole + np.maximum(turn, floors.turn_JN[index + 1, rest]))
-        possible = (left >= 0) & np.isfinite(floors.sum_JN[index + 1, rest])
-        row, column = np.nonzero(possible & (bound <= limit))
+        bound, left = _extended(setting, stages, floors, layers, partial, index)
+        row, column = np.nonzero(np.isfinite(bound) & (bound <= limit))
         most = beam or (BEAM if len(row) * (index + 1) > MOST_ENTRIES else len(row))
         if len(row) > most:
             complete = False
             best = np.argsort(bound[row, column], kind="stable")[:most]
             row, column = row[best], column[best]
         chosen = np.concatenate([chosen[row], column[:, None]], axis=1)
-        used = layers - left[row, column]
-        prefix = after[row, column]
-        work = work[row] + stage.work_E[column]
-        turned = np.maximum(turned[row], floors.turn[index][column])
+        back = floors.back[index][column]
+        partial = _Partial(
+            used=layers - left[row, column],
+            lead=partial.lead[row] + floors.there[index][column],
+            drain=np.maximum(partial.drain[row], stage.sync_E[column]) + back,
+            work=partial.work[row] + stage.work_E[column],
+            turned=np.maximum(partial.turned[row], floors.turn[index][column]),
+        )
     return chosen, complete
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """X splits of the first stages."""
+
+    used: IntArray
+    """Layers."""
+    lead: FloatArray
+    """Seconds until the next stage has its first microbatch."""
+    drain: FloatArray
+    """Seconds from the end of the next stage's last backward pass to that of all gradient reductions."""
+    work: FloatArray
+    turned: FloatArray
+
+    @classmethod
+    def none(cls) -> _Partial:
+        return cls(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), np.zeros(1), np.full(1, -np.inf))
+
+
+def _extended(
+    setting: Setting, stages: Sequence[Entries], floors: Floors, layers: int, partial: _Partial, index: int
+) -> tuple[FloatArray, IntArray]:
+    """[X, E] bounds on the end of the gradient reductions if stage ``index`` is entry E, infinite where
+    the layers cannot add up; and the layers that are left then."""
+    stage = stages[index]
+    left = layers - (partial.used[:, None] + stage.layers_E[None, :])
+    rest = np.clip(left, 0, layers)
+    lead, drain = partial.lead[:, None], np.maximum(partial.drain[:, None], stage.sync_E)
+    behind = lead + floors.there[index]
+    bound = np.maximum(lead + floors.busy[index] + drain, behind + floors.own_JN[index + 1, rest])
+    bound = np.maximum(bound, behind + floors.back[index] + drain + floors.busy_JN[index + 1, rest])
+    least = floors.sum_JN[index + 1, rest]
+    if setting.flat:
+        whole = partial.work[:, None] + stage.work_E + least + floors.trips_s
+        turn = np.maximum(partial.turned[:, None], floors.turn[index])
+        bound = np.maximum(bound, whole + np.maximum(turn, floors.turn_JN[index + 1, rest]))
+    return np.where((left >= 0) & np.isfinite(least), bound, np.inf), left
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +231,9 @@ def _climb(problem: Problem, setting: Setting, stages: Sequence[Entries], best: 
 
 
 def _bound(setting: Setting, candidates: _Candidates) -> FloatArray:
-    end = pipeline_bound(candidates.forward_XJV, candidates.backward_XJV, setting.send_J, setting.microbatches)
-    bound: FloatArray = end + candidates.sync_XJ[:, 0] + candidates.optimizer_XJ.max(axis=1)
+    c = candidates
+    end = pipeline_bound(c.forward_XJV, c.backward_XJV, setting.send_J, setting.microbatches, c.sync_XJ)
+    bound: FloatArray = end + c.optimizer_XJ.max(axis=1)
     return bound
 
 

@@ -1,13 +1,15 @@
 """What the stages from j on cost at the least, for every number of layers they still have to take.
 
-Three tables by backward recursion over the stages, [J+1, N+1]; row j, column r: stages j and later
+Four tables by backward recursion over the stages, [J+1, N+1]; row j, column r: stages j and later
 share r layers (infinite: they cannot).
 
     sum      least total work
-    busy     least of max over i >= j of (work of first chunks and transfers of j..i-1) + M work_i + held_i   (B1, Bv)
+    busy     least of max over i >= j of (first chunks and transfers of j..i-1, there and back) + M work_i + held_i
+    own      least of max over i >= j of (the same, there only) + M work_i + held_i + sync_i
     turn     least of max over i >= j of (M - 1) P_i - falling_i f_i                                          (B2)
 
-They know that the layers must add up, which a bound stage by stage does not. Array legend: J stages,
+They know that the layers must add up, which a bound stage by stage does not. ``busy``, ``own`` and ``turn``
+count the optimizer step of stage i as far as it is longer than ``after_s``. Array legend: J stages,
 N layers, E entries of a stage.
 """
 
@@ -28,24 +30,22 @@ __all__ = ["Floors", "floors_of"]
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """The three tables, and per stage and entry what they are made of."""
+    """The four tables, and per stage and entry what they are made of."""
 
     sum_JN: FloatArray
     busy_JN: FloatArray
+    own_JN: FloatArray
     turn_JN: FloatArray
-    first: tuple[FloatArray, ...]
-    """Work of the first chunk and the transfers to the right, there and back."""
+    there: tuple[FloatArray, ...]
+    """Forward pass of the first chunk and the transfer to the right."""
+    back: tuple[FloatArray, ...]
+    """Backward pass of the first chunk and the transfer from the right."""
     busy: tuple[FloatArray, ...]
     turn: tuple[FloatArray, ...]
     trips_s: float
     """All transfers of one microbatch, there and back."""
-
-    def least(self, layers: int, flat: bool) -> float:
-        """A bound on the end of the pipeline for any split of ``layers``."""
-        busy = float(self.busy_JN[0, layers])
-        if not flat:
-            return busy
-        return max(busy, float(self.sum_JN[0, layers] + self.turn_JN[0, layers]) + self.trips_s)
+    after_s: float
+    """The longest optimizer step, at the least."""
 
 
 def floors_of(setting: Setting, stages: Sequence[Entries], layers: int) -> Floors:
@@ -57,37 +57,39 @@ def floors_of(setting: Setting, stages: Sequence[Entries], layers: int) -> Floor
     ahead = pp - 1 - np.arange(pp)
     held = blocked_s(ahead, right, left, microbatches)
     falling = np.minimum(ahead, microbatches - 1)
-    sums, busiest, turns = (np.full((pp + 1, layers + 1), np.inf) for _ in range(3))
+    after_s = max(float(stage.optimizer_E.min()) for stage in stages)
+    # one column more stands for what cannot be: more layers on a stage than there are
+    sums, busiest, owns, turns = (np.full((pp + 1, layers + 2), np.inf) for _ in range(4))
     sums[pp, 0] = 0.0
-    busiest[pp, 0] = turns[pp, 0] = -np.inf
-    firsts, busys, turnings = [], [], []
+    busiest[pp, 0] = owns[pp, 0] = turns[pp, 0] = -np.inf
+    there, back, busys, turnings = [], [], [], []
+    columns = np.arange(layers + 1)
     for j in range(pp - 1, -1, -1):
         stage = stages[j]
-        first = stage.forward_EV[:, 0] + stage.backward_EV[:, 0] + 2.0 * send[j]
-        busy = microbatches * stage.work_E + held[j]
+        first, last = stage.forward_EV[:, 0] + send[j], stage.backward_EV[:, 0] + send[j]
+        longer = np.maximum(stage.optimizer_E - after_s, 0.0)
+        busy = microbatches * stage.work_E + held[j] + longer
         period = stage.work_E + right[j] + left[j]
-        turn = (microbatches - 1) * period - falling[j] * stage.forward_EV[:, 0]
-        for e, count in enumerate(stage.layers_E.tolist()):
-            if count > layers:
-                continue
-            here = slice(count, layers + 1)
-            rest = slice(0, layers + 1 - count)
-            np.minimum(sums[j, here], stage.work_E[e] + sums[j + 1, rest], out=sums[j, here])
-            later = np.where(
-                np.isfinite(sums[j + 1, rest]), np.maximum(busy[e], first[e] + busiest[j + 1, rest]), np.inf
-            )
-            np.minimum(busiest[j, here], later, out=busiest[j, here])
-            later = np.where(np.isfinite(sums[j + 1, rest]), np.maximum(turn[e], turns[j + 1, rest]), np.inf)
-            np.minimum(turns[j, here], later, out=turns[j, here])
-        firsts.append(first)
+        turn = (microbatches - 1) * period - falling[j] * stage.forward_EV[:, 0] + longer
+        rest = columns - stage.layers_E[:, None]
+        rest[rest < 0] = layers + 1
+        sums[j, :-1] = (stage.work_E[:, None] + sums[j + 1][rest]).min(axis=0)
+        busiest[j, :-1] = np.maximum(busy[:, None], (first + last)[:, None] + busiest[j + 1][rest]).min(axis=0)
+        owns[j, :-1] = np.maximum((busy + stage.sync_E)[:, None], first[:, None] + owns[j + 1][rest]).min(axis=0)
+        turns[j, :-1] = np.maximum(turn[:, None], turns[j + 1][rest]).min(axis=0)
+        there.append(first)
+        back.append(last)
         busys.append(busy)
         turnings.append(turn)
     return Floors(
         sums,
         busiest,
+        owns,
         turns,
-        tuple(firsts[::-1]),
+        tuple(there[::-1]),
+        tuple(back[::-1]),
         tuple(busys[::-1]),
         tuple(turnings[::-1]),
         2.0 * float(send.sum()),
+        after_s,
     )
