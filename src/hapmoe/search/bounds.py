@@ -17,10 +17,12 @@ Array legend: K options, G grid points, P pools, X candidates, J stages, V virtu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from hapmoe.options import FloatArray, IntArray
+from hapmoe.options import FloatArray, IntArray, StageTable
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
 from hapmoe.search.space import may_interleave
@@ -31,9 +33,12 @@ __all__ = [
     "count_bounds",
     "even_bound",
     "heavy_class",
+    "optimizer_s",
     "option_bounds",
     "pipeline_bound",
+    "round_s",
     "round_trip_bound",
+    "tails_s",
 ]
 
 EPS = 1e-9
@@ -96,6 +101,36 @@ def heavy_class(problem: Problem) -> tuple[int, int]:
     return heavy, int(counts[heavy])
 
 
+def tails_s(problem: Problem, t: StageTable) -> tuple[FloatArray, FloatArray]:
+    """[C, K] seconds that each layer adds, at the least, to what its stage's gradient reduction sticks out behind
+    the last backward pass, and to its stage's optimizer step with the parameter gather.
+
+    A reduction is hidden by one backward pass, a gather by one forward pass at the most, that of embedding and
+    head included: with these the tails may be below what they are here by as much. Where the layers of the
+    heavy class would be hidden all tails are 0. A layer with its M passes and tails never takes less than nothing.
+    """
+    training = problem.job.training
+    heavy, _ = heavy_class(problem)
+    sync = t.dense_params_CK * t.dense_sync_s_K + t.expert_params_CK * t.expert_sync_s_K
+    if training.overlap_grad_reduce:
+        sync = np.where(sync[heavy] > t.backward_CK[heavy], sync - t.backward_CK, 0.0)
+    gather = t.dense_params_CK * t.dense_gather_s_K + t.expert_params_CK * t.expert_gather_s_K
+    if training.overlap_param_gather:
+        gather = np.where(gather[heavy] > t.forward_CK[heavy], gather - t.forward_CK, 0.0)
+    return sync, gather + t.dense_params_CK * t.optimizer_s_K + t.expert_params_CK * t.expert_optimizer_s_K
+
+
+def round_s(problem: Problem, option_G: IntArray) -> FloatArray:
+    """[C, G, P] seconds of a layer there and back, and one M-th of its tails: M times this, summed over its
+    layers, is what a stage's step takes at the least."""
+    seconds = []
+    for t in problem.tables:
+        sync, after = tails_s(problem, t)
+        whole_CK = t.forward_CK + t.backward_CK + (sync + after) / problem.microbatches_K
+        seconds.append(whole_CK[:, option_G])
+    return np.stack(seconds, axis=2)
+
+
 def option_bounds(problem: Problem) -> tuple[FloatArray, NDArray[np.bool_]]:
     """[K] bound over all placements of an option, and whether any could hold the model at all.
 
@@ -122,28 +157,47 @@ def _length_bounds(problem: Problem) -> FloatArray:
     and drained long, short ones have fewer devices. Infinite where there are not so many stages."""
     space, layers = problem.space, problem.job.model.num_layers
     heavy, number = heavy_class(problem)
-    layer_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)
-    phi_K = (np.stack([t.forward_CK[heavy] for t in problem.tables], axis=1) / layer_KP).max(axis=1)
-    light_K = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1).min(axis=1)
-    order_KP = np.argsort(layer_KP, axis=1)
-    end_KP = np.cumsum(np.take_along_axis(space.most_KP, order_KP, axis=1), axis=1)
+    once_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)
+    phi_K = (np.stack([t.forward_CK[heavy] for t in problem.tables], axis=1) / once_KP).max(axis=1)
     place = np.arange(layers)
-    slot_KN = (place[None, :, None] >= end_KP[:, None, :]).sum(axis=2)
-    there_KN = slot_KN < layer_KP.shape[1]
-    sorted_KP = np.take_along_axis(layer_KP, order_KP, axis=1)
-    speed_KN = there_KN / np.take_along_axis(sorted_KP, np.minimum(slot_KN, layer_KP.shape[1] - 1), axis=1)
-    rate_KN = np.cumsum(speed_KN, axis=1)
     microbatches_K1 = problem.microbatches_K[:, None].astype(np.float64)
+
+    def speed_of(layer_KP: FloatArray) -> FloatArray:
+        """[K, N] layers per second of the N-th fastest stage, 0 where there are not so many."""
+        order_KP = np.argsort(layer_KP, axis=1)
+        end_KP = np.cumsum(np.take_along_axis(space.most_KP, order_KP, axis=1), axis=1)
+        slot_KN = (place[None, :, None] >= end_KP[:, None, :]).sum(axis=2)
+        per_KP = np.concatenate(
+            [1.0 / np.take_along_axis(layer_KP, order_KP, axis=1), np.zeros((len(order_KP), 1))], axis=1
+        )
+        return np.asarray(np.take_along_axis(per_KP, slot_KN, axis=1))
+
     # fill and drain as in ``_fill_bound``, whatever the number of virtual stages
-    ahead_KN = np.cumsum(speed_KN * place, axis=1) * light_K[:, None]
-    fill_KN = (microbatches_K1 * number + ahead_KN) / rate_KN
+    fill_KN = np.zeros((len(once_KP), layers))
+    for light_KP, tail_KP in _fill_terms(problem):
+        speed_KN = speed_of(microbatches_K1 * once_KP + tail_KP)
+        ahead_KN = np.cumsum(speed_KN * place, axis=1) * light_KP.min(axis=1)[:, None]
+        fill_KN = np.maximum(fill_KN, (number + ahead_KN) / np.cumsum(speed_KN, axis=1))
     # B2 of every stage, all counted as first stages; summed as in ``_fill_bound``
+    speed_KN = speed_of(once_KP)
     early_KN = np.minimum(place, microbatches_K1 - 1)
-    trip_KN = number * (layer_KP.min(axis=1)[:, None] + (microbatches_K1 - 1 - early_KN * phi_K[:, None]) / rate_KN)
+    trip_KN = (microbatches_K1 - 1 - early_KN * phi_K[:, None]) / np.cumsum(speed_KN, axis=1)
+    trip_KN = number * (once_KP.min(axis=1)[:, None] + trip_KN)
     # where interleaving is legal only the first holds
     interleaved = may_interleave(problem.job, place + 1, problem.microbatches_K[:, None])
     bound_KN = np.where(interleaved, fill_KN, np.maximum(fill_KN, trip_KN))
-    return np.where(there_KN, bound_KN, np.inf)
+    return np.where(speed_KN > 0, bound_KN, np.inf)
+
+
+def _fill_terms(problem: Problem) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Two ways to count what surrounds the M passes of a stage, each [K, P]: seconds of the lightest layer ahead of
+    it, there and back, and the tail of a layer of its own in the optimizer step; or there only, and both tails."""
+    heavy, _ = heavy_class(problem)
+    tails = [tails_s(problem, t) for t in problem.tables]
+    after_KP = np.stack([after[heavy] for _, after in tails], axis=1)
+    both_KP = after_KP + np.stack([sync[heavy] for sync, _ in tails], axis=1)
+    yield np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1), after_KP
+    yield np.stack([t.forward_CK.min(axis=0) for t in problem.tables], axis=1), both_KP
 
 
 def count_bounds(problem: Problem, option_G: IntArray, stages_GP: IntArray) -> FloatArray:
@@ -200,7 +254,7 @@ def _even_fits(problem: Problem, points: Points, layers_G1: FloatArray) -> NDArr
 
 
 def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, whole_layers: bool) -> FloatArray:
-    """[G] M times the least that the slowest stage can have to do, plus the least optimizer step.
+    """[G] M times the least that the slowest stage can have to do, its tails included.
 
     Stages of pool p take at most floor(t / c_p) layers in t seconds: the smallest t whose sum of
     stages_p * floor(t / c_p) holds all layers bounds the slowest stage (``whole_layers``); without
@@ -209,7 +263,7 @@ def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, wh
     tables, k = problem.tables, option_G
     used_GP = stages_GP > 0
     counts = problem.prefix_CN[:, -1]
-    class_CGP = np.stack([t.forward_CK + t.backward_CK for t in tables], axis=2)[:, k]
+    class_CGP = round_s(problem, k)
     reference_CG = np.where(used_GP, class_CGP, np.inf).min(axis=2)
     ratio_GP = (class_CGP / reference_CG[:, :, None]).min(axis=0)
     work_G = (counts[:, None] * reference_CG).sum(axis=0) + _cheapest_ends(problem, k, used_GP, ratio_GP)
@@ -219,11 +273,12 @@ def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, wh
         # no stage is empty: the lightest layer on the slowest pool in use
         slowest_G = np.maximum(slowest_G, np.where(used_GP, class_CGP.min(axis=0), 0.0).max(axis=1))
         slowest_G = _whole_layers(slowest_G, class_CGP[heavy], stages_GP, layers)
-    params = np.stack([_optimizer_s(problem, p) for p in range(len(tables))], axis=1)[k]
+    params = np.stack([optimizer_s(problem, p) for p in range(len(tables))], axis=1)[k]
     optimizer_G = np.where(used_GP, params, np.inf).min(axis=1) / stages_GP.sum(axis=1)
     # one microbatch passes all layers there and back, however many there are
-    whole_G = (counts[:, None] * reference_CG).sum(axis=0)
-    bound: FloatArray = np.maximum(problem.microbatches_K[k] * slowest_G, whole_G) + optimizer_G
+    once_CGP = np.stack([t.forward_CK + t.backward_CK for t in tables], axis=2)[:, k]
+    whole_G = (counts[:, None] * np.where(used_GP, once_CGP, np.inf).min(axis=2)).sum(axis=0)
+    bound: FloatArray = np.maximum(problem.microbatches_K[k] * slowest_G, whole_G + optimizer_G)
     return bound
 
 
@@ -244,23 +299,24 @@ def _whole_layers(slowest_G: FloatArray, layer_GP: FloatArray, stages_GP: IntArr
 
 def _fill_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray) -> FloatArray:
     """[G] bound with the pipeline's fill and drain: stage j works M t_j after and before at least j
-    layers of the stages ahead of it, so it holds at most (T - j c) / (M c_p) layers.
+    layers of the stages ahead of it, so it holds at most (T - j c) / (M c_p) layers. Or: after at least j
+    forward passes, and before its own tails.
 
     Summed over the stages this gives T; slow pools are taken to stand last, where it costs least.
     """
     heavy, layers = heavy_class(problem)
-    k = option_G
-    layer_GP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)[k]
-    light_GP = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1)[k]
-    light_G = np.where(stages_GP > 0, light_GP, np.inf).min(axis=1)
-    order = np.argsort(layer_GP, axis=1)
-    layer, stages = np.take_along_axis(layer_GP, order, axis=1), np.take_along_axis(stages_GP, order, axis=1)
-    begin = np.cumsum(stages, axis=1) - stages
-    places = stages * begin + stages * (stages - 1) / 2
-    rate = (stages / layer).sum(axis=1)
-    ahead = (places / layer).sum(axis=1) * light_G
-    microbatches = problem.microbatches_K[k]
-    bound: FloatArray = (microbatches * layers + ahead) / rate
+    k, used_GP = option_G, stages_GP > 0
+    once_GP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)[k]
+    bound = np.zeros(len(k))
+    for light_KP, tail_KP in _fill_terms(problem):
+        light_G = np.where(used_GP, light_KP[k], np.inf).min(axis=1)
+        layer_GP = problem.microbatches_K[k][:, None] * once_GP + tail_KP[k]
+        order = np.argsort(layer_GP, axis=1)
+        layer, stages = np.take_along_axis(layer_GP, order, axis=1), np.take_along_axis(stages_GP, order, axis=1)
+        begin = np.cumsum(stages, axis=1) - stages
+        places = stages * begin + stages * (stages - 1) / 2
+        filled = (layers + (places / layer).sum(axis=1) * light_G) / (stages / layer).sum(axis=1)
+        bound = np.maximum(bound, filled)
     return bound
 
 
@@ -294,11 +350,13 @@ def round_trip_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray) 
     return bound
 
 
-def _optimizer_s(problem: Problem, pool: int) -> FloatArray:
-    """[K] seconds of the optimizer step if one rank of ``pool`` held all layers."""
-    t, counts = problem.tables[pool], problem.prefix_CN[:, -1:]
+def optimizer_s(problem: Problem, pool: int) -> FloatArray:
+    """[K] seconds of the optimizer step, parameter gather included, if one rank of ``pool`` held all layers."""
+    t, counts, mtp = problem.tables[pool], problem.prefix_CN[:, -1:], problem.job.model.mtp_layers
     dense = (counts * t.dense_params_CK).sum(axis=0) * t.optimizer_s_K
-    total: FloatArray = dense + (counts * t.expert_params_CK).sum(axis=0) * t.expert_optimizer_s_K
+    plain = dense + (counts * t.expert_params_CK).sum(axis=0) * t.expert_optimizer_s_K
+    ends = t.embedding_forward_K + t.head_forward_K + mtp * t.mtp_forward_K  # may hide some of the gather
+    total: FloatArray = np.maximum(plain, (counts * tails_s(problem, t)[1]).sum(axis=0) - ends)
     return total
 
 
@@ -313,7 +371,8 @@ def _cheapest_ends(
         [t.head_forward_K + t.head_backward_K + mtp * (t.mtp_forward_K + t.mtp_backward_K) for t in problem.tables],
         axis=1,
     )
-    for ends in (embedding, head):
+    spared_K1 = 1.0 - 1.0 / problem.microbatches_K[:, None]  # one pass may hide what the tails count (``tails_s``)
+    for ends in (embedding * spared_K1, head * spared_K1):
         total += np.where(used_GP, ends[option_G] / ratio_GP, np.inf).min(axis=1)
     return total
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray, StageTable
-from hapmoe.search.bounds import EPS, heavy_class
+from hapmoe.search.bounds import EPS, heavy_class, tails_s
 from hapmoe.search.problem import Problem
 from hapmoe.search.reach import PIECES
 
@@ -134,13 +134,18 @@ class _Pool:
 
     number_GQ: IntArray
     ahead_GQ: FloatArray
-    """Least seconds of the pool's own stages ahead."""
+    """Least seconds of the pool's own stages ahead, there and back."""
+    lead_GQ: FloatArray
+    """The same, there only."""
     fits_RGQ: FloatArray
     slow_RG1: FloatArray
     """Seconds of a layer, there and back, with recomputation; of "full" without."""
     slope_GQ: FloatArray
     """Of "full": seconds of a layer beyond what fits without, and seconds spared for those that do."""
     relief_GQ: FloatArray
+    sync_G1: FloatArray
+    after_G1: FloatArray
+    """Tails of a layer (``bounds.tails_s``)."""
     forward_G1: FloatArray
     microbatches_G1: FloatArray
 
@@ -181,9 +186,14 @@ class _Pool:
         if not problem.allowed[0]:
             slow[0] = np.inf
         light = (t.forward_CK + t.backward_CK).min(axis=0)[k][:, None]
+        before = np.maximum(stages_G[:, None] - behind - number, 0)
+        sync, after = (tail[heavy, k][:, None] for tail in tails_s(problem, t))
         return cls(
             number_GQ=number,
-            ahead_GQ=np.maximum(stages_G[:, None] - behind - number, 0) * light,
+            ahead_GQ=before * light,
+            lead_GQ=before * t.forward_CK.min(axis=0)[k][:, None],
+            sync_G1=sync,
+            after_G1=after,
             fits_RGQ=free / (static + act),
             slow_RG1=slow,
             slope_GQ=time + extra[-1] * (static + act[0]) / saved,
@@ -200,15 +210,18 @@ class _Pool:
     def holds(self, step_G: FloatArray, whole_G: FloatArray, flat_G: NDArray[np.bool_], pp_G: IntArray) -> FloatArray:
         """[G] layers that the pool can hold within a step of which ``whole_G`` passes there and back."""
         step, many = step_G[:, None] * (1 + EPS), self.microbatches_G1
-        busy = (step - self.ahead_GQ) / many
-        fits = np.minimum(self.fits_RGQ, busy / self.slow_RG1)
-        full = (busy + self.relief_GQ) / self.slope_GQ
+        passes, steep = many * self.slow_RG1 + self.after_G1, many * self.slope_GQ + self.after_G1
+        fits, full = self.fits_RGQ, np.full_like(self.slope_GQ, np.inf)
+        # until the way back to the first stage, and until its own gradient reduction
+        for ahead, tail in ((self.ahead_GQ, 0.0), (self.lead_GQ, self.sync_G1)):
+            fits = np.minimum(fits, (step - ahead) / (passes + tail))
+            full = np.minimum(full, (step - ahead + many * self.relief_GQ) / (steep + tail))
         # B2 of a stage: M - 1 times its work and a round trip, less the forwards that it may have done before
         early = np.minimum(pp_G[:, None] - 1, many - 1) * self.forward_G1
         trip = step - whole_G[:, None]
-        rest = (many - 1) * self.slow_RG1 - early
+        rest = (many - 1) * self.slow_RG1 - early + self.after_G1
         by_trip = np.where(rest > 0, trip / np.where(rest > 0, rest, 1.0), np.inf)
-        steep = (many - 1) * self.slope_GQ - early
+        steep = (many - 1) * self.slope_GQ - early + self.after_G1
         full_by_trip = (trip + (many - 1) * self.relief_GQ) / np.where(steep > 0, steep, 1.0)
         flat = flat_G[:, None]
         fits = np.where(flat, np.minimum(fits, by_trip), fits)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
-from hapmoe.search.bounds import EPS, count_bounds, heavy_class, round_trip_bound
+from hapmoe.search.bounds import EPS, count_bounds, heavy_class, round_s, round_trip_bound
 from hapmoe.search.capacity import counts_suffice
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
@@ -97,7 +97,7 @@ def expand_counts(
 
 def _usable_pools(problem: Problem, option_K: IntArray, best_s: float) -> NDArray[np.bool_]:
     """[K, P] could a stage of this pool with one layer of the lightest class keep below ``best_s``?"""
-    light = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1)[option_K]
+    light = round_s(problem, option_K).min(axis=0)
     usable: NDArray[np.bool_] = problem.microbatches_K[option_K][:, None] * light * (1 - EPS) <= best_s
     return usable
 
@@ -106,7 +106,7 @@ def _fast_enough(problem: Problem, option_K: IntArray, vectors: IntArray, best_s
     """The pairs of options and stage counts whose stages together are fast enough for ``best_s``."""
     if np.isfinite(best_s) and len(option_K):
         heavy, layers = heavy_class(problem)
-        layer_KP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)[option_K]
+        layer_KP = round_s(problem, option_K)[heavy]
         rate_KS = np.einsum("kp,sp->ks", 1.0 / layer_KP, vectors.astype(np.float64))
         needed_K = layers * problem.microbatches_K[option_K] / best_s * (1 - EPS)
         row, column = np.nonzero(rate_KS >= needed_K[:, None])
@@ -121,7 +121,7 @@ def _fewest_stages(problem: Problem, k: int, most: IntArray, best_s: float) -> I
     if not np.isfinite(best_s):
         return np.zeros_like(most)
     heavy, layers = heavy_class(problem)
-    layer = np.asarray([float(t.forward_CK[heavy, k] + t.backward_CK[heavy, k]) for t in problem.tables])
+    layer = round_s(problem, np.asarray([k]))[heavy, 0]
     needed = layers * float(problem.microbatches_K[k]) / best_s
     rate = most / layer
     fewest: IntArray = np.ceil((needed - (rate.sum() - rate)) * layer * (1 - 1e-9)).astype(np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
-from hapmoe.search.bounds import EPS, blocked_s, heavy_class
+from hapmoe.search.bounds import EPS, blocked_s, heavy_class, optimizer_s, tails_s
 from hapmoe.search.points import Points, sends_of, stage_pools
 from hapmoe.search.problem import Problem
 
@@ -95,25 +95,30 @@ class _Parts:
     fits_RGS: FloatArray
     """Layers that memory allows with each menu entry."""
     busy_RGS: FloatArray
+    own_RGS: FloatArray
     trip_RGS: FloatArray
-    """Layers per second of B1 and of B2 that is left for them; of the last entry ("full") those beyond
-    what fits without, with the next two seconds more."""
+    """Layers per second of B1, of B1 until the stage's own optimizer step, and of B2 that is left for them; of
+    the last entry ("full") those beyond what fits without, with the next two seconds more."""
     busy_relief_GS: FloatArray
     trip_relief_GS: FloatArray
     use_trip_GS: NDArray[np.bool_]
     busy_other_GS: FloatArray
+    own_other_GS: FloatArray
     trip_other_GS: FloatArray
-    """Seconds of B1 and of B2 that do not depend on layers: transfers, embedding, head and loss."""
+    """Seconds of these that do not depend on layers: transfers, embedding, head and loss."""
     sends_G: FloatArray
     """All transfers of one microbatch, one way, without the wrap."""
     wrap_G: FloatArray
     most_GS: IntArray
     """Warm-up forwards of the part's first stage, the most."""
     optimizer_G: FloatArray
-    light_GS: FloatArray
-    """The cheapest layer of any class."""
-    lightest_G: FloatArray
-    """The same on any stage."""
+    ahead_GS: FloatArray
+    lead_GS: FloatArray
+    """Seconds of one layer, the cheapest of any class and stage, for every stage ahead of a part: there and back,
+    and there only."""
+    ahead_layer_GS: FloatArray
+    lead_layer_GS: FloatArray
+    """The same of one layer that the first chunks ahead of a part hold."""
     by_speed_GS: IntArray
     """Parts, those with the fastest layers first."""
 
@@ -250,6 +255,7 @@ def _parts(problem: Problem, points: Points) -> _Parts:
     extra = pick_menu([t.recompute_RCK[:, heavy] for t in tables])
     forward, backward = (pick([getattr(t, name)[heavy] for t in tables]) for name in ("forward_CK", "backward_CK"))
     light = pick([(t.forward_CK + t.backward_CK).min(axis=0) for t in tables])
+    light_forward = pick([t.forward_CK.min(axis=0) for t in tables])
     per_layer = forward + backward
     # k >= alpha n - beta of n layers must be recomputed in full for the rest to fit
     saved = np.maximum(act[0] - act[-1], 1e-30)
@@ -268,12 +274,12 @@ def _parts(problem: Problem, points: Points) -> _Parts:
     held_s = np.where(vpp == 1, blocked_s(fewest, places.right_GS, places.left_GS, rounds), 0.0)
     ends = base[:, :1] + np.where(pp_G1 > 1, base[:, -1:], 0.0) + 2.0 * places.sends_G[:, None]
     trip_other = ends + (rounds - 1) * (places.right_GS + places.left_GS + base) - early * base_forward
-    counts = problem.prefix_CN[:, -1:]
-    params = [
-        (counts * t.dense_params_CK).sum(axis=0) * t.optimizer_s_K
-        + (counts * t.expert_params_CK).sum(axis=0) * t.expert_optimizer_s_K
-        for t in tables
-    ]
+    # the same without the way back, and with what sticks out behind the stage's last backward pass; the tails of
+    # embedding and head are at least what one pass of theirs might hide of those of layers (``tails_s``)
+    tails = [tails_s(problem, t) for t in tables]
+    sync, after = pick([sync[heavy] for sync, _ in tails]), pick([after[heavy] for _, after in tails])
+    embedding_forward = np.where(most < pp_G1 - 1, base_forward[:, :1], 0.0)
+    own_other = 0.5 * places.before_GS + embedding_forward + held_s + (rounds - 1) * base
     return _Parts(
         layers=layers,
         pp_G1=pp_G1,
@@ -287,19 +293,32 @@ def _parts(problem: Problem, points: Points) -> _Parts:
         by_speed_GS=np.argsort(np.where(number > 0, per_layer, np.inf), axis=1, kind="stable"),
         fits_RGS=fits,
         busy_RGS=1.0 / (rounds * layer_s),
+        own_RGS=1.0 / (rounds * layer_s + sync + after),
         trip_RGS=1.0 / ((rounds - 1) * layer_s - falling),
         busy_relief_GS=rounds * relief,
         trip_relief_GS=(rounds - 1) * relief,
         use_trip_GS=(vpp == 1) & ((rounds - 1) * per_layer > falling),
         busy_other_GS=places.before_GS + embedding + held_s + rounds * base,
+        own_other_GS=own_other,
         trip_other_GS=trip_other,
         sends_G=places.sends_G,
         wrap_G=places.wrap_G,
         most_GS=most,
-        optimizer_G=pick(params).min(axis=1) / points.pp_G,
-        light_GS=light,
-        lightest_G=light.min(axis=1),
+        optimizer_G=pick([optimizer_s(problem, p) for p in range(len(tables))]).min(axis=1) / points.pp_G,
+        ahead_GS=at * light.min(axis=1, keepdims=True),
+        lead_GS=at * light_forward.min(axis=1, keepdims=True),
+        ahead_layer_GS=_cheapest_ahead(np.where(vpp > 1, light, per_layer), number),
+        lead_layer_GS=_cheapest_ahead(np.where(vpp > 1, light_forward, forward), number),
     )
+
+
+def _cheapest_ahead(seconds_GS: FloatArray, count_GS: IntArray) -> FloatArray:
+    """[G, S] the least of the parts ahead of each; 0 where there are none. A first chunk may be of other classes
+    than the rest of its stage."""
+    used = np.where(count_GS > 0, seconds_GS, np.inf)
+    ahead = np.concatenate([np.full((len(used), 1), np.inf), used[:, :-1]], axis=1)
+    least = np.minimum.accumulate(ahead, axis=1)
+    return np.where(np.isfinite(least), least, 0.0)
 
 
 def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:
@@ -327,47 +346,45 @@ def _reach(a: _Parts, step_G: FloatArray) -> FloatArray:
     What the stages can hold at the most says what the others must hold at the least, and with it how
     long the stages ahead of a part take, and all together: a first answer is made smaller with these.
     """
-    least = a.lightest_G[:, None] * (a.pp_G1 - 1 - a.most_GS)
+    none = np.zeros_like(a.forward_GS)
     whole = a.layers * (a.forward_GS + a.backward_GS).min(axis=1, keepdims=True)
-    layers = _holds(a, step_G, least, whole)
+    layers = _holds(a, step_G, none, whole)
     for _ in range(AGAIN):
-        layers = _holds(a, step_G, *_shares(a, layers, least, whole))
+        layers = _holds(a, step_G, *_shares(a, layers, whole))
     return layers
 
 
-def _shares(
-    a: _Parts, layers_GS: FloatArray, ahead_GS: FloatArray, whole_G: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Least seconds of the (first chunks of) stages ahead of each part, and of all layers, if no stage
-    holds more than ``layers_GS``; ``ahead_GS`` and ``whole_G`` are what is known already."""
+def _shares(a: _Parts, layers_GS: FloatArray, whole_G: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Least layers in the (first chunks of) stages ahead of each part, and least seconds of all layers (``whole_G``:
+    as known already), if no stage holds more than ``layers_GS``."""
     per_layer = a.forward_GS + a.backward_GS
     held = layers_GS * a.count_GS
     before = np.cumsum(held, axis=1) - held
     # at least so many layers of the heavy class stand ahead of a part: what it and those behind it cannot hold
     needed = a.layers - (held.sum(axis=1, keepdims=True) - before)
     used = np.where(a.count_GS > 0, per_layer, np.inf)
-    # a first chunk may be of other classes than the rest of its stage
-    lead = np.where(a.count_GS > 0, np.where(a.vpp_G[:, None] > 1, a.light_GS, per_layer), np.inf)
-    cheapest = np.minimum.accumulate(np.concatenate([np.full((len(used), 1), np.inf), lead[:, :-1]], axis=1), axis=1)
     position, vpp = a.pp_G1 - 1 - a.most_GS, a.vpp_G[:, None]
     first = (needed - position * (vpp - 1)) / vpp  # chunks differ by one layer, the first is the smallest
-    ahead = np.where(first > 0, np.maximum(first, 0.0) * np.where(np.isfinite(cheapest), cheapest, 0.0), 0.0)
     order = a.by_speed_GS
     fast, many = np.take_along_axis(used, order, axis=1), np.take_along_axis(held, order, axis=1)
     share = np.clip(a.layers - (np.cumsum(many, axis=1) - many), 0.0, many)
     whole = (share * np.where(share > 0, fast, 0.0)).sum(axis=1, keepdims=True)
-    return np.maximum(ahead_GS, ahead), np.maximum(whole_G, whole)
+    return np.maximum(first, 0.0), np.maximum(whole_G, whole)
 
 
-def _holds(a: _Parts, step_G: FloatArray, ahead_GS: FloatArray, whole_G: FloatArray) -> FloatArray:
-    """[G, S] the most layers of one stage, if stages ahead and the whole take no less than is given."""
-    time = ((step_G - a.optimizer_G) * (1 + EPS))[:, None]
-    busy = time - ahead_GS - a.busy_other_GS
+def _holds(a: _Parts, step_G: FloatArray, first_GS: FloatArray, whole_G: FloatArray) -> FloatArray:
+    """[G, S] the most layers of one stage, if first chunks ahead hold so many layers and all take no less than is
+    given."""
+    step = (step_G * (1 + EPS))[:, None]
+    time = step - a.optimizer_G[:, None]
+    busy = time - np.maximum(first_GS * a.ahead_layer_GS, a.ahead_GS) - a.busy_other_GS
+    own = step - np.maximum(first_GS * a.lead_layer_GS, a.lead_GS) - a.own_other_GS
     trip = time - whole_G - a.trip_other_GS
-    most = np.minimum(a.fits_RGS, busy * a.busy_RGS)
+    most = np.minimum(np.minimum(a.fits_RGS, busy * a.busy_RGS), own * a.own_RGS)
     full = np.minimum(a.fits_RGS[-1], (busy + a.busy_relief_GS) * a.busy_RGS[-1])
+    full = np.minimum(full, (own + a.busy_relief_GS) * a.own_RGS[-1])
     # below the point where full recomputation starts the plain time holds
-    full = np.minimum(full, busy * a.busy_RGS[0])
+    full = np.minimum(full, np.minimum(busy * a.busy_RGS[0], own * a.own_RGS[0]))
     by_trip = trip * a.trip_RGS
     by_trip[-1] = (trip + a.trip_relief_GS) * a.trip_RGS[-1]
     most[-1] = full
