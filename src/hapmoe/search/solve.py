@@ -5,6 +5,7 @@ Array legend: G grid points, J stages.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,11 @@ from hapmoe.search.split import Solution, best_equal, best_split, split_floor
 from hapmoe.search.state import State, keep, pause
 
 __all__ = ["solve_each", "solve_group", "solve_points"]
+
+MANY = 256
+"""Grid points ahead for which it pays to look for a better plan among those seen already."""
+SAMPLED, SAMPLED_SAME = 6, 2
+"""How many are tried at a time, and how many of them may have one option."""
 
 
 def solve_points(
@@ -45,7 +51,8 @@ def solve_points(
     order = np.argsort(bound, kind="stable")
     order = order[bound[order] < state.best]
     waiting: list[_Open] = []
-    first = 0
+    first = sampled = seen = 0
+    pace = 1  # batches until the next sample: where none is better they become rare
     while first < len(order):
         if rest is not None:
             lowest = min((point.floor for point in waiting), default=np.inf)
@@ -70,6 +77,11 @@ def solve_points(
             else:
                 waiting += _glance(problem, state, settings, bound[group], [high[g] for g in group.tolist()])
             pause(state)
+        if len(order) - first > MANY and first >= sampled + pace * state.batch and not blind:
+            best = state.best
+            _sample(problem, state, waiting[seen:])
+            sampled, pace = first, 1 if state.best < best else 2 * pace
+            seen = len(waiting)
     for point in sorted(waiting, key=lambda point: point.floor):
         if point.floor >= state.best:
             break
@@ -77,6 +89,17 @@ def solve_points(
             state.bound = min(rest, point.floor)
         _solve(problem, state, point)
         pause(state)
+
+
+def _sample(problem: Problem, state: State, waiting: list[_Open]) -> None:
+    """A better plan at some of the grid points, without proof: those with the lowest bounds, not all of one option."""
+    taken: Counter[int] = Counter()
+    for point in sorted(waiting, key=lambda point: point.floor):
+        if point.floor >= state.best or taken.total() == SAMPLED:
+            break
+        if taken[point.setting.option] < SAMPLED_SAME:
+            taken[point.setting.option] += 1
+            _solve(problem, state, point, quick=True)
 
 
 @dataclass(frozen=True, slots=True)
