@@ -188,6 +188,9 @@ def _expand_vpp(
     if not np.isfinite(best_s) or not len(row_G):
         return option, stages, vpp, bound_G[row_G]
     bound = np.maximum(bound_G[row_G], np.where(vpp == 1, round_trip_bound(problem, option, stages), 0.0))
+    # no virtual stage is empty
+    light_GP = np.where(stages > 0, round_s(problem, option).min(axis=0), 0.0)
+    bound = np.maximum(bound, problem.microbatches_K[option] * vpp * light_GP.max(axis=1))
     keep = np.flatnonzero(bound < best_s)
     keep = keep[counts_suffice(problem, option[keep], stages[keep], vpp[keep], best_s)]
     return option[keep], stages[keep], vpp[keep], bound[keep]

@@ -60,8 +60,10 @@ def _bounds_of(
     low = np.maximum(floor_G, _chain_bound(problem, points, parts))
     limited = np.isfinite(ceiling)
     most = ceiling if limited else float(max(1.0, low.max())) * 64.0
+    # other classes of layers come on top of what the heavy class leaves room for
+    others = problem.job.model.num_layers - parts.layers
     reach = _reach(parts, np.full(len(low), most))
-    hopeless = (reach * parts.count_GS).sum(axis=1) < parts.layers
+    hopeless = ~_enough(parts, reach, others)
     bound = np.where(hopeless, ceiling if limited else np.inf, np.minimum(low, most))
     hopeful = np.flatnonzero(~hopeless)
     if len(hopeful):
@@ -69,11 +71,9 @@ def _bounds_of(
         low, high = np.maximum(bound[hopeful], 1e-9 * most), np.full(len(hopeful), most)
         for _ in range(HALVINGS if limited else HALVINGS_BLIND):
             middle = 0.5 * (low + high) if limited else np.sqrt(low * high)
-            enough = (_reach(some, middle) * some.count_GS).sum(axis=1) >= some.layers
+            enough = _enough(some, _reach(some, middle), others)
             high, low = np.where(enough, middle, high), np.where(enough, low, middle)
         bound[hopeful] = low
-    # other classes of layers come on top of what the heavy class leaves room for
-    others = problem.job.model.num_layers - parts.layers
     most_GS = np.where(parts.count_GS > 0, reach, 0).astype(np.int64) + others
     return bound, [np.repeat(row, many) for row, many in zip(most_GS, parts.count_GS, strict=True)]
 
@@ -338,6 +338,12 @@ def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:
     forth = rounds * ((vpp - 1) * links + up) + layers * backward + (vpp - 1) * links
     back = layers * forward + (vpp - 1) * links + rounds * ((vpp - 1) * links + down)
     return np.where(a.vpp_G > 1, np.maximum(forth, back), 0.0)
+
+
+def _enough(a: _Parts, reach_GS: FloatArray, others: int) -> NDArray[np.bool_]:
+    """[G] do the stages hold the model, and each a layer in every virtual stage?"""
+    filled = (reach_GS + others >= a.vpp_G[:, None]) | (a.count_GS == 0)
+    return np.asarray(((reach_GS * a.count_GS).sum(axis=1) >= a.layers) & filled.all(axis=1))
 
 
 def _reach(a: _Parts, step_G: FloatArray) -> FloatArray:
