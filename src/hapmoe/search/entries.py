@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -80,12 +82,14 @@ def price_rows(
 
 def _flights(settings: Sequence[Setting], width: int) -> IntArray:
     """[G, J, Q, V]"""
+    kinds: dict[tuple[int, ...], int] = {}
+    kind_G = [kinds.setdefault((s.pp, s.vpp, s.microbatches, s.group, s.extra), len(kinds)) for s in settings]
     rows = [
-        [in_flight(s.pp, s.vpp, min(j, s.pp - 1), s.microbatches, s.group, s.extra) for j in range(width)]
-        for s in settings
+        [in_flight(pp, vpp, min(j, pp - 1), microbatches, group, extra) for j in range(width)]
+        for pp, vpp, microbatches, group, extra in kinds
     ]
     deepest = max(len(vectors) for row in rows for vectors in row)
-    return np.asarray([[[*v, *[v[-1]] * (deepest - len(v))] for v in row] for row in rows], np.int64)
+    return np.asarray([[[*v, *[v[-1]] * (deepest - len(v))] for v in row] for row in rows], np.int64)[kind_G]
 
 
 def price_entries(problem: Problem, settings: Sequence[Setting], low_GJ: IntArray, high_GJ: IntArray) -> Entries:
@@ -162,20 +166,7 @@ def _runs(
     """
     vpp = count_XV.shape[1]
     prefix = problem.prefix_CN
-    layers = prefix.shape[1] - 1
     pattern = np.diff(prefix, axis=1).argmax(axis=0).astype(np.uint8).tobytes()
-    cache: dict[tuple[int, int, int], list[int]] = {}
-
-    def distinct(places: int, place: int, count: int) -> list[int]:
-        if (places, place, count) not in cache:
-            latest = 0 if place == 0 else layers - count - (places - 1 - place)
-            earliest = layers - count if place == places - 1 else place
-            starts: dict[bytes, int] = {}
-            for start in range(earliest, max(latest, earliest) + 1):
-                starts.setdefault(pattern[start : start + count], start)
-            cache[places, place, count] = list(starts.values())
-        return cache[places, place, count]
-
     # Rows with the same pipeline shape, stage and layers hold the same runs: find them once.
     pp_G = np.asarray([setting.pp for setting in settings], np.int64)
     keys = np.concatenate([pp_G[point_X][:, None], stage_X[:, None], count_XV], axis=1)
@@ -184,9 +175,9 @@ def _runs(
     starts_of: list[tuple[int, ...]] = []
     begin, many = np.zeros(len(kinds), np.int64), np.zeros(len(kinds), np.int64)
     for kind, (pp, stage, *counts) in enumerate(kinds.tolist()):
-        options = [distinct(pp * vpp, chunk * pp + stage, count) for chunk, count in enumerate(counts)]
+        options = [_distinct(pattern, pp * vpp, chunk * pp + stage, count) for chunk, count in enumerate(counts)]
         begin[kind] = len(starts_of)
-        if int(np.prod([float(len(starts)) for starts in options])) <= MOST_RUNS:
+        if prod(map(len, options)) <= MOST_RUNS:
             starts_of += product(*options)
         many[kind] = len(starts_of) - begin[kind]
     number = np.maximum(many[kind_X], 1)
@@ -200,10 +191,22 @@ def _runs(
         table = problem.tables[setting.pool_J[stage]]
         weights = (table.forward_CK + table.backward_CK)[:, setting.option]
         for chunk, count in enumerate(count_XV[row[at]].tolist()):
-            starts = np.asarray(distinct(setting.pp * vpp, chunk * setting.pp + stage, count))
+            starts = np.asarray(_distinct(pattern, setting.pp * vpp, chunk * setting.pp + stage, count))
             work = (weights[:, None] * (prefix[:, starts + count] - prefix[:, starts])).sum(axis=0)
             start_XV[at, chunk] = starts[int(work.argmin())]
     return row, start_XV, relaxed
+
+
+@lru_cache(maxsize=65536)
+def _distinct(pattern: bytes, places: int, place: int, count: int) -> tuple[int, ...]:
+    """Where ``count`` layers can start that are a stage's chunk at ``place`` of ``places``: one start for each
+    different run of classes (``pattern``: the class of every layer)."""
+    latest = 0 if place == 0 else len(pattern) - count - (places - 1 - place)
+    earliest = len(pattern) - count if place == places - 1 else place
+    starts: dict[bytes, int] = {}
+    for start in range(earliest, max(latest, earliest) + 1):
+        starts.setdefault(pattern[start : start + count], start)
+    return tuple(starts.values())
 
 
 def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below: float) -> tuple[Entries, FloatArray]:
