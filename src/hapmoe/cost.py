@@ -62,7 +62,8 @@ def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = N
     microbatches = plan.num_microbatches
     step = _step_s(priced)
     optimizer = [float(cost.optimizer_X[0]) for cost in costs]
-    stages = tuple(_stage_estimate(job, priced, index, cache) for index in range(plan.pp))
+    told = [_breakdown(job, priced, index, cache) for index in range(plan.pp)]
+    stages = tuple(_stage_estimate(priced, index, *told[index][:2]) for index in range(plan.pp))
     devices = plan.num_devices
     busy = sum(stage.num_devices * estimate.busy_s for stage, estimate in zip(plan.stages, stages, strict=True))
     model_flops = model_flops_per_step(job)
@@ -85,7 +86,7 @@ def evaluate(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache | None = N
         hardware_tflop_per_s_per_device=hardware / step / devices / 1e12,
         exposed_comm_fraction=exposed / (devices * step),
         optimizer_s=max(optimizer),
-        source_share=_source_share(job, priced, cache),
+        source_share=_source_share([sources for _, _, sources in told]),
         stages=stages,
         fits=all(bool(cost.fits_X[0]) for cost in costs),
         price_per_hour=price,
@@ -170,7 +171,9 @@ def _price_plan(job: JobSpec, cluster: Cluster, plan: Plan, cache: Cache) -> _Pr
         pools.append(pool)
         of_stage.append(table)
         costs.append(stage_costs(job, table, 0, slots, prefix, fixed=stage.recompute))
-    return _Priced(plan, tuple(pools), tuple(of_stage), tuple(costs), _sends(job, cluster, plan, pools), group, extra)
+    return _Priced(
+        plan, tuple(pools), tuple(of_stage), tuple(costs), _sends(job, cluster, plan, pools, cache), group, extra
+    )
 
 
 def _check_layers(job: JobSpec, stage: Stage, vpp: int, where: str) -> None:
@@ -221,7 +224,7 @@ def _menu(recompute: Recompute) -> tuple[Recompute, ...]:
     return (none, recompute, full) if recompute.granularity == "selective" else (none, full)
 
 
-def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool]) -> tuple[float, ...]:
+def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool], cache: Cache) -> tuple[float, ...]:
     stages, sends = plan.stages, []
     pairs = list(zip(range(plan.pp - 1), range(1, plan.pp), strict=True))
     if plan.vpp > 1:
@@ -229,8 +232,11 @@ def _sends(job: JobSpec, cluster: Cluster, plan: Plan, pools: Sequence[Pool]) ->
     for a, b in pairs:
         nodes = (*stages[a].nodes, *stages[b].nodes)
         inside = stages[a].pool == stages[b].pool and bool(nodes) and near(pools[a], min(nodes), max(nodes))
-        options, to = _options(stages[a]), _options(stages[b])
-        sends.append(float(boundary_s(job, cluster, pools[a], pools[b], options, inside, to)[0]))
+        key = ("send", pools[a].name, pools[b].name, _degrees(stages[a]), _degrees(stages[b]), inside)
+        if key not in cache:
+            options, to = _options(stages[a]), _options(stages[b])
+            cache[key] = float(boundary_s(job, cluster, pools[a], pools[b], options, inside, to)[0])
+        sends.append(cache[key])
     return tuple(sends)
 
 
@@ -244,14 +250,13 @@ def _peak(job: JobSpec, pool: Pool) -> float:
     return max(peak.values())
 
 
-def _stage_estimate(job: JobSpec, priced: _Priced, index: int, cache: Cache) -> StageEstimate:
+def _stage_estimate(priced: _Priced, index: int, breakdown: dict[str, float], bound: str) -> StageEstimate:
     plan, cost, table = priced.plan, priced.costs[index], priced.tables[index]
     forward, backward = float(cost.forward_XV.sum()), float(cost.backward_XV.sum())
     sends = priced.send
     touching = (sends[index - 1] if index else 0.0) + (sends[index] if index < plan.pp - 1 else 0.0)
     occupied = touching if plan.vpp == 1 else 0.0
     busy = plan.num_microbatches * (forward + backward + occupied) + float(cost.sync_X[0]) + float(cost.optimizer_X[0])
-    breakdown, bound, _ = _breakdown(job, priced, index, cache)
     return StageEstimate(
         forward_s=forward,
         backward_s=backward,
@@ -376,11 +381,11 @@ def _block_name(moe: bool, window: bool) -> str:
     return f"{'moe' if moe else 'dense'} layer{' (window)' if window else ''}"
 
 
-def _source_share(job: JobSpec, priced: _Priced, cache: Cache) -> dict[str, float]:
+def _source_share(of_stages: Sequence[dict[str, float]]) -> dict[str, float]:
     """Shares of the stages' time by where its figures come from, operation by operation."""
     total = dict.fromkeys(SOURCES, 0.0)
-    for index in range(len(priced.costs)):
-        for name, seconds in _breakdown(job, priced, index, cache)[2].items():
+    for sources in of_stages:
+        for name, seconds in sources.items():
             total[name] += seconds
     weight = sum(total.values())
     return {name: seconds / weight for name, seconds in total.items()}

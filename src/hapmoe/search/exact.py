@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from hapmoe.cost import evaluate
+from hapmoe.cost import Cache, evaluate
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.plan import Estimate, Plan, SearchReport, SearchResult
 from hapmoe.search.bounds import option_bounds
@@ -192,11 +192,12 @@ def _kind(problem: Problem, setting: Setting) -> tuple[object, ...]:
 def _result(problem: Problem, state: State, began: float, planner: str, backend: str, top: int) -> SearchResult:
     ranked: list[tuple[Plan, Estimate]] = []
     kinds: set[tuple[object, ...]] = set()
+    prices: Cache = {}
     for _, setting, solution in sorted(state.found, key=lambda entry: entry[0]):
         if len(ranked) < top and _kind(problem, setting) not in kinds:
             kinds.add(_kind(problem, setting))
             plan = make_plan(problem, setting, solution.layers, solution.choices, planner, backend)
-            ranked.append((plan, evaluate(problem.job, problem.cluster, plan)))
+            ranked.append((plan, evaluate(problem.job, problem.cluster, plan, prices)))
     step = ranked[0][1].step_s
     bound = min(step, state.open_bound)
     gap = (step - bound) / step
