@@ -198,6 +198,23 @@ def test_other_degrees_follow_the_model_from_the_nearest_pieces() -> None:
     assert price(other, pool, options(8)).forward_CK == pytest.approx(price(other, bare, options(8)).forward_CK)
 
 
+def test_between_micro_batch_sizes_the_own_degrees_decide() -> None:
+    """Degrees change what runs, the micro-batch size how many rows of it: others count beyond the measured ones only."""
+    job = builders.job()
+    own = [row for size in (1, 4) for row in pieces(job, [(1, 0, 0), (3, 0, 0)], micro_batch_size=size)]
+    other = [
+        msgspec.structs.replace(row, median_s=10 * row.median_s)
+        for row in pieces(job, [(1, 0, 0), (3, 0, 0)], micro_batch_size=2, ep=4)
+    ]
+    alone, both = with_tables(table("pieces", own)), with_tables(table("pieces", [*own, *other]))
+
+    def layer(at: Pool, mbs: int) -> float:
+        return float(price(job, at, options(8, mbs)).forward_CK[0, 0])
+
+    assert layer(both, 2) == layer(alone, 2) and layer(both, 4) == layer(alone, 4)
+    assert layer(both, 8) > 1.1 * layer(alone, 8)
+
+
 def test_the_estimate_says_which_share_was_measured() -> None:
     job, plan = builders.job(), builders.plan(ep=8, dp=8)
     bare = builders.cluster(builders.pool())

@@ -20,7 +20,7 @@ from hapmoe.job import JobSpec
 from hapmoe.measured import Measurements, Piece
 from hapmoe.options import FloatArray, IntArray, Options
 from hapmoe.tables.keys import shape_key
-from hapmoe.tables.lookup import INTERPOLATED, MEASURED, weights_among
+from hapmoe.tables.lookup import EXTRAPOLATED, INTERPOLATED, MEASURED, weights_among
 
 __all__ = ["BLOCKS", "Modelled", "PieceRatio", "optimizer_ratio", "piece_ratios"]
 
@@ -29,6 +29,7 @@ Modelled = dict[str, tuple[FloatArray, FloatArray]]
 """Forward and backward compute seconds [K] by block."""
 _CLOCKS = ("device", "cpu", "wall")
 _RIDGE = 1e-4  # of what the rows say of a block: it decides only what they do not tell apart
+_DEGREES = 4  # of a place: tp, cp, ep, etp come first
 _LEAST = 0.01  # noise may make a small block negative; it takes some time
 
 
@@ -63,7 +64,7 @@ def piece_ratios(
         have = [(place, entry) for place, entry in zip(points, solved, strict=True) if not np.isnan(entry[0][index])]
         if not have:
             continue
-        weight_KR, source_K = weights_among(np.array([place for place, _ in have], dtype=np.float64), asked_KD)
+        weight_KR, source_K = _weights(np.array([place for place, _ in have], dtype=np.float64), asked_KD)
         forward_R, backward_R, source_R = (np.array([entry[part][index] for _, entry in have]) for part in range(3))
         found[block] = PieceRatio(
             np.exp2(weight_KR @ np.log2(forward_R)),
@@ -71,6 +72,25 @@ def piece_ratios(
             np.maximum(source_K, source_R[weight_KR.argmax(axis=1)].astype(np.int64)),
         )
     return found
+
+
+def _weights(points_RD: FloatArray, asked_KD: FloatArray) -> tuple[FloatArray, IntArray]:
+    """As ``weights_among``; what lies between measurements of its own degrees, by these alone.
+
+    Degrees change what a layer runs (which messages, what is permuted), the micro-batch size and the
+    sequence only how many rows of it. Beyond them the other degrees tell how time follows the rows.
+    """
+    weight_KR, source_K = weights_among(points_RD, asked_KD)
+    for degrees in np.unique(points_RD[:, :_DEGREES], axis=0):
+        same_R = (points_RD[:, :_DEGREES] == degrees).all(axis=1)
+        same_K = (asked_KD[:, :_DEGREES] == degrees).all(axis=1)
+        if same_K.any():
+            own_KR, own_K = weights_among(points_RD[same_R], asked_KD[same_K])
+            between_K = np.flatnonzero(same_K)[own_K != EXTRAPOLATED]
+            weight_KR[between_K] = 0.0
+            weight_KR[np.ix_(between_K, same_R)] = own_KR[own_K != EXTRAPOLATED]
+            source_K[between_K] = own_K[own_K != EXTRAPOLATED]
+    return weight_KR, source_K
 
 
 def _usable(job: JobSpec, tables: Measurements) -> list[Piece]:
