@@ -199,7 +199,7 @@ def test_other_degrees_follow_the_model_from_the_nearest_pieces() -> None:
 
 
 def test_between_micro_batch_sizes_the_own_degrees_decide() -> None:
-    """Degrees change what runs, the micro-batch size how many rows of it: others count beyond the measured ones only."""
+    """Degrees change what runs, the micro-batch size how many rows of it: others count beyond those measured only."""
     job = builders.job()
     own = [row for size in (1, 4) for row in pieces(job, [(1, 0, 0), (3, 0, 0)], micro_batch_size=size)]
     other = [
