@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -116,6 +119,40 @@ def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     tables.save(tmp_path, msgspec.structs.replace(table, rows=done))
     assert missing_of(str(tmp_path), table, rows) == rows[5:]
     assert not any(isinstance(row, Collective) for row in rows)
+
+
+def rank_of(marker: str, rank: int) -> int:
+    """Process number of the rank of a job whose environment holds ``marker``; torchrun gives each its own session."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            settings = (place / "environ").read_bytes().decode().split("\0")
+        except OSError:
+            continue  # it has ended meanwhile, or is somebody else's
+        if {marker, f"RANK={rank}"} <= set(settings):
+            return int(place.name)
+    raise AssertionError(f"no process runs rank {rank}")
+
+
+def test_a_rank_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
+    """Killed for real, as the kernel does when memory is short."""
+    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    env |= {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+    marker = f"HAPMOE_TEST={tmp_path}"
+    env["HAPMOE_TEST"] = str(tmp_path)
+    words = ["profile", "collectives", "--tables", str(tmp_path), "--ranks", "2", "--device", "cpu"]
+    command = [sys.executable, "-m", "hapmoe", *words, "--max-bytes", "64 MiB", "--timeout", "60"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.glob("*.csv")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(rank_of(marker, 1), signal.SIGKILL)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert re.match(r"Stopped: rank \d ended with code -?\d+", said.splitlines()[-2])
+    assert said.splitlines()[-1].endswith("the same command goes on from there.")
+    (table,) = tables.load(tmp_path)  # whole: its checksum is right
+    assert {row.collective for row in table.rows} >= {"all_reduce"}  # type: ignore[attr-defined]
+    assert [path.suffix for path in tmp_path.iterdir() if not path.name.startswith(".")] == [".csv"]
 
 
 def test_a_rank_that_ended_is_named() -> None:
