@@ -1,0 +1,158 @@
+"""The probe in Megatron-LM itself: ``python -m bench.training FOLDER [--json]``.
+
+FOLDER is a tree of Megatron-LM with the C++ helpers of its data sets built (``make -C megatron/core/datasets``); its
+``pretrain_gpt.py`` runs on CPU by the shim of ``hapmoe.lab``, on two ranks that share experts, on two stages and, if
+it has ``--fake-process-group``, as one rank of four by itself. Asked is: are the losses those of a run without the
+probe, are calls and bytes of every group those of the cost model, and are a microbatch's tokens all routed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.lab import SOURCE, Case, free_port, prepare, write_tree
+from hapmoe.profiling.carry import probe_files
+from hapmoe.profiling.probed import MeasuredRank, load_ranks
+from hapmoe.volumes import step_traffic
+
+__all__ = ["main"]
+
+SHIM = """\
+import os
+if "RANK" in os.environ:
+    from hapmoe.lab import shim
+    from hapmoe.probe.imports import before_import
+    before_import("megatron.core", lambda _: shim.install())
+"""
+FLAGS = {"--num-layers": "2"}
+CASES = (
+    Case("ep 2", (2,), ep=2, dp=2, flags={**FLAGS}),
+    Case("pp 2", (1, 1), flags={**FLAGS}),
+)
+SINGLE = Case("one rank of four", (2,), ep=4, dp=4, flags={**FLAGS})
+ONLY_LOCAL = (
+    *("--distributed-backend", "gloo", "--use-cpu-initialization", "--no-masked-softmax-fusion"),
+    *("--no-bias-gelu-fusion", "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--no-rope-fusion"),
+    *("--no-gradient-accumulation-fusion", "--no-persist-layer-norm", "--mock-data"),
+    *(
+        "--tokenizer-type",
+        "NullTokenizer",
+        "--eval-iters",
+        "1",
+        "--eval-interval",
+        "99",
+        "--log-interval",
+        "1",
+        "--split",
+        "99,1,0",
+    ),
+)
+RERUN = {("world", "all_reduce"): (1.0, 4.0)}
+"""Every step asks all ranks whether it must be run again (megatron/core/rerun_state_machine.py:262)."""
+STEPS = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    root = options.folder.resolve()
+    has_single = "fake-process-group" in (root / "megatron" / "training" / "arguments.py").read_text()
+    rows = []
+    for case in (*CASES, SINGLE) if has_single else CASES:
+        rows.append(_row(case, root, single=case is SINGLE))
+        if not options.json:
+            print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    return 0 if all(row["losses equal"] is not False and not row["differences"] for row in rows) else 1
+
+
+def _row(case: Case, root: Path, *, single: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="hapmoe-training-") as name:
+        folder = Path(name)
+        write_tree(folder / "probe", probe_files())
+        write_tree(folder / "shim", {"sitecustomize.py": SHIM})
+        job, _, plan = prepare(case, folder)
+        words = [argument.text or "" for argument in job.argv] + [*ONLY_LOCAL]
+        words += ["--pipeline-model-parallel-size", str(plan.pp), "--expert-model-parallel-size", str(case.ep)]
+        words += ["--train-iters", str(STEPS + 2)]
+        words += [
+            "--vocab-size",
+            str(job.model.vocab_size - 1),
+        ]  # NullTokenizer has one more, for the end of a document
+        probed = _losses(root, folder, words, case.ranks, folder / "out", single=single)
+        plain = None if single else _losses(root, folder, words, case.ranks, None)
+        ranks = load_ranks(folder / "out", single=single)
+        differences = []
+        for index, traffic in enumerate(step_traffic(job, plan)):
+            planned = dict(RERUN)
+            for one in traffic:
+                calls, size = planned.get((one.axis, one.collective), (0.0, 0.0))
+                planned[one.axis, one.collective] = (calls + one.calls, size + one.bytes)
+            stage = plan.stages[index]
+            sent = _sent(ranks[stage.first_rank : stage.first_rank + stage.num_devices])
+            for key in sorted({*planned, *sent}):
+                # by itself a rank gets back what it has sent, not what others would have sent it
+                if planned.get(key) != sent.get(key) and not (single and key[1] == "all_to_all"):
+                    differences.append(
+                        f"stage {index} {' '.join(key)}: {planned.get(key)} planned, {sent.get(key)} sent"
+                    )
+        tokens = {sum(map(sum, layer.microbatches)) for step in ranks[0].steps for layer in step.tokens}
+        if tokens != {plan.num_microbatches * job.training.seq_len * 2}:
+            differences.append(f"tokens {tokens}")
+        return {
+            "case": case.name,
+            "core": ranks[0].start.versions["megatron_core"],
+            "losses equal": None if plain is None else probed == plain and len(plain) == STEPS + 2,
+            "groups": len({key for key in _sent(ranks)}),
+            "differences": differences,
+        }
+
+
+def _sent(ranks: Sequence[MeasuredRank]) -> dict[tuple[str, str], tuple[float, float]]:
+    """(calls, bytes) of the second step by (axis, collective), the mean of these ranks."""
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for rank in ranks:
+        for row in rank.steps[1].collectives:
+            calls, size = found.get((row.axis, row.collective), (0.0, 0.0))
+            more = row.calls / len(ranks), row.calls * row.call_bytes / len(ranks)
+            found[row.axis, row.collective] = (calls + more[0], size + more[1])
+    return found
+
+
+def _losses(
+    root: Path, folder: Path, words: list[str], ranks: int, out: Path | None, *, single: bool = False
+) -> list[str]:
+    path = [str(folder / "shim"), str(SOURCE), str(root), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "HAPMOE_LAB": "1", "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    env |= {"PYTHONWARNINGS": "ignore", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    if out is not None:
+        path.insert(0, str(folder / "probe"))
+        env |= {"HAPMOE_PROBE": str(out), "HAPMOE_PROBE_STEPS": str(STEPS), "HAPMOE_PROBE_STOP": str(int(single))}
+    command = [sys.executable, "pretrain_gpt.py", *words]
+    if single:
+        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
+        command += ["--fake-process-group", "--moe-router-force-load-balancing"]
+    else:
+        start = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", env["MASTER_PORT"]]
+        command[1:1] = start
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return re.findall(r"lm loss: ([0-9.E+-]+)", done.stdout)[: STEPS + 2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
