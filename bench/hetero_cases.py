@@ -13,7 +13,8 @@ from hapmoe.plan import Recompute
 __all__ = ["CASES", "CONTROL", "HALF", "RESUMES", "UPSTREAM", "UPSTREAM_HALF", "Unequal", "fuzz", "unequal"]
 
 Flags = dict[str, str | bool | None]
-_BASE: Flags = {"--train-iters": "4", "--lr": "1e-3", "--global-batch-size": "16"}
+_BASE: Flags = {"--train-iters": "4", "--lr": "1e-3", "--global-batch-size": "16", "--clip-grad": "0.3"}
+"""Gradient norms are 0.5 to 0.7: every step clips."""
 DISTRIBUTED: Flags = {"--use-distributed-optimizer": None}
 OVERLAP: Flags = {**DISTRIBUTED, "--overlap-grad-reduce": None, "--overlap-param-gather": None}
 CONTEXT: Flags = {"--transformer-impl": "transformer_engine"}  # what the rules ask for; the lab has its own

@@ -20,7 +20,7 @@ from hapmoe.runtime.mesh import read_layout
 from hapmoe.runtime.patches import Patch
 from hapmoe.runtime.table import Attached, table
 
-VERSIONS = ("0.12.0", "0.12.3", "0.13.1", "0.15.3", "0.16.0", "0.16.1")
+VERSIONS = ("0.12.0", "0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.0", "0.16.1")
 """For Python 3.11."""
 
 

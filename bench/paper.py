@@ -65,7 +65,7 @@ REMARKS = (
 )
 
 
-def _offloaded(job: JobSpec) -> JobSpec:
+def offloaded(job: JobSpec) -> JobSpec:
     training = msgspec.structs.replace(job.training, optimizer_offload_fraction=1.0)
     return msgspec.structs.replace(job, training=training)
 
@@ -77,7 +77,7 @@ def measure(model: str, cluster_name: str) -> dict[str, Any]:
     began = time.perf_counter()
     offload = False
     if search(job, cluster, planner="uniform", backend="any", top=1).plan is None:
-        job, offload = _offloaded(job), True
+        job, offload = offloaded(job), True
     compared = compare_planners(job, cluster, backend="any", losses=False)
     row: dict[str, Any] = {"model": model, "cluster": cluster_name, "offload": offload, "planners": {}}
     for found in compared.rows:

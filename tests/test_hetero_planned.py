@@ -16,6 +16,7 @@ from one_host import environment
 import hapmoe
 from hapmoe.plan import Plan
 from hapmoe.planfile import load_plan
+from hapmoe.planning import plan_job
 from hapmoe.resolve import resolve
 
 CLUSTER = """\
@@ -47,6 +48,19 @@ def test_the_chosen_plan_trains_as_one_rank_and_sends_what_was_predicted(tmp_pat
     first = found.rows("end")[0][0]["crossed"]
     assert first["forward_bytes"] == 4 * plan.vpp * 16 * 64 * 64 * 4
     assert crossings(found)[1] == (first["forward_bytes"], first["forward_bytes"])
+
+
+def test_a_plan_says_what_unequal_degrees_gain_over_equal_ones(tmp_path: Path) -> None:
+    """Equal degrees are what the plain back end finds; that one names what it did not search."""
+    prepare(ALONE, tmp_path)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    job, cluster = hapmoe.extract(tmp_path / "train.sh"), hapmoe.load_cluster(tmp_path / "cluster.yaml")
+    plain, unequal = (plan_job(job, cluster, backend=name) for name in ("megatron", "megatron-hetero"))
+    (alike,) = (one.step_s for one in unequal.comparisons if one.name == "the same degrees on all stages")
+    assert plain.result.estimate is not None and unequal.result.estimate is not None
+    assert alike == plain.result.estimate.step_s > unequal.result.estimate.step_s
+    (said,) = (one for one in plain.comparisons if one.missing == "not searched")
+    assert said.step_s is None and "--backend megatron-hetero" in said.note
 
 
 def _run(words: list[str], folder: Path, environment: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hapmoe.boundary import crossing
 from hapmoe.options import Options
-from hapmoe.runtime import Refused
+from hapmoe.runtime import Refused, groups
 from hapmoe.runtime.mesh import Layout, Mesh, read_layout
 from hapmoe.runtime.patches import Patch, missing, version_of
 from hapmoe.runtime.refusals import Facts, argument_refusals, refusals, warnings
@@ -190,6 +190,27 @@ def test_megatron_has_what_is_replaced() -> None:
             assert missing(patch, importlib.import_module(patch.module)) == ""
             seen += 1
     assert seen == 9
+
+
+def test_every_group_across_stages_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core 0.19 got one more; summed over one stage only, each stage clipped by a norm of its own."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    mesh, original = Mesh(0, 0, tp=2, dp=2, ep=2, etp=2), parallel_state.initialize_model_parallel
+    before = dict(vars(parallel_state))
+    elsewhere = {groups._EXPERTS_WITH_REMAT, "_POSITION_EMBEDDING_GROUP"}  # newer; of the first stage alone
+    assert groups._spanning(original, mesh, {}) == groups._ACROSS - elsewhere
+    assert all(vars(parallel_state)[name] is value for name, value in before.items() if value is None)
+
+    def newer(**given: Any) -> None:
+        original(**given)
+        pairs = [dist.new_group([rank, rank + 4]) for rank in range(4)]
+        parallel_state._DATA_MODULO_EXPERT_PARALLEL_GROUP = pairs[0]
+
+    monkeypatch.setattr(parallel_state, "_DATA_MODULO_EXPERT_PARALLEL_GROUP", None, raising=False)
+    assert "_DATA_MODULO_EXPERT_PARALLEL_GROUP" in groups._spanning(newer, mesh, {})
 
 
 def test_a_changed_megatron_is_refused_by_name() -> None:

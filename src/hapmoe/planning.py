@@ -25,6 +25,8 @@ from hapmoe.search.per_pool import degrees_may_differ
 from hapmoe.search.usage import Seeker
 from hapmoe.summary import Comparison
 
+UPSTREAM, UNEQUAL = "megatron", "megatron-hetero"
+
 __all__ = ["Planned", "artefacts", "plan_job", "report_of", "trace_of"]
 
 
@@ -127,6 +129,10 @@ def _comparisons(
         )
         alike = same.estimate.step_s if same.estimate else None
         others = (Comparison("the same degrees on all stages", alike, "layers and recomputation per stage"),)
+    elif backend == UPSTREAM and degrees_may_differ(job, cluster, UNEQUAL):
+        # its search takes several times as long as this one: said, not searched
+        asked = f"--backend {UNEQUAL} (experimental) tells"
+        others = (Comparison("degrees of each pool's own", None, asked, missing="not searched"),)
     if backend == "any":
         others += tuple(_by_back_end(job, cluster, settings, time_limit_s))
     return Comparison("best uniform plan", step, note), _own_degrees(job, cluster), *others

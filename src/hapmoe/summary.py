@@ -65,8 +65,9 @@ class Comparison:
     name: str
     """``best uniform plan``, ``the script's own degrees`` …"""
     step_s: float | None
-    """None: not comparable; ``note`` says why."""
+    """None: ``missing`` and ``note`` say why."""
     note: str = ""
+    missing: str = "not comparable"
 
 
 def render_plan(
@@ -292,7 +293,7 @@ def _show_comparisons(comparisons: Sequence[Comparison], step_s: float) -> Rende
     table.columns[1].justify = "right"
     for other in comparisons:
         if other.step_s is None:
-            table.add_row(cell(other.name), "-", "not comparable", cell(other.note))
+            table.add_row(cell(other.name), "-", other.missing, cell(other.note))
         else:
             speed = cell(describe_speedup(step_s, other.step_s), style="bold")
             table.add_row(cell(other.name), format_seconds(other.step_s), speed, cell(other.note))

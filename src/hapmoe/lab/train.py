@@ -112,6 +112,8 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
     )
     config = configure(args)
     chunks = build(args, config)
+    gathers = args.overlap_param_gather and args.use_distributed_optimizer
+    known = {"overlap_param_gather": gathers} if hasattr(OptimizerConfig, "overlap_param_gather") else {}  # since 0.14
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer=args.optimizer,
@@ -121,7 +123,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
             bf16=args.bf16,
             params_dtype=config.params_dtype,
             use_distributed_optimizer=args.use_distributed_optimizer,
-            overlap_param_gather=args.overlap_param_gather and args.use_distributed_optimizer,
+            **known,
         ),
         chunks,
         use_gloo_process_groups=not args.fake_process_group,

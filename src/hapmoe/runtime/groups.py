@@ -19,6 +19,22 @@ __all__ = ["StageGroup", "build", "redirect"]
 
 _SETTINGS = ("pipeline_model_parallel_comm_backend", "hierarchical_context_parallel_sizes")
 """Arguments of initialize_model_parallel that this runtime cannot follow."""
+_EXPERTS_WITH_REMAT = "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP"
+"""Since core 0.19: tp_ep_pp, and experts' generalized tensor parallelism, which is refused."""
+_LIST = "_global_process_group_list"
+"""Where parallel_state notes every group that it made."""
+_ACROSS = frozenset(
+    {
+        "_PIPELINE_MODEL_PARALLEL_GROUP",
+        "_MODEL_PARALLEL_GROUP",
+        "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+        _EXPERTS_WITH_REMAT,
+        "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
+        "_EMBEDDING_GROUP",
+        "_POSITION_EMBEDDING_GROUP",
+    }
+)
+"""Groups that ``_across_stages`` replaces. A Megatron with others would sum over one stage what it means for all."""
 
 
 class StageGroup:
@@ -57,6 +73,10 @@ def build(original: Callable[..., None], layout: Layout) -> Callable[..., None]:
     def initialize_model_parallel(*args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(original).bind(*args, **kwargs).arguments
         _same_mesh(layout, bound)
+        if unknown := sorted(_spanning(original, layout.mine, bound) - _ACROSS):
+            raise Refused(
+                f"this Megatron has groups across stages that the runtime does not know: {', '.join(unknown)}"
+            )
         _replay(original, layout, bound)
         _across_stages(layout, bound.get("virtual_pipeline_model_parallel_size"))
 
@@ -82,37 +102,72 @@ def _same_mesh(layout: Layout, given: dict[str, Any]) -> None:
         raise Refused(f"stage {mine.index}: the program asks for {said}")
     if given.get("num_distributed_optimizer_instances", 1) != 1:
         raise Refused("--num-distributed-optimizer-instances: only 1; instances would span stages of unequal size")
+    for name in ("gtp_remat_size", "expert_gtp_remat_size"):
+        if given.get(name, 1) != 1:
+            raise Refused(f"{name}={given[name]}: generalized tensor parallelism is not tried")
     for name in _SETTINGS:
         if given.get(name):
             raise Refused(f"{name}={given[name]}: this runtime sends between stages by itself")
 
 
+def _state() -> dict[str, Any]:
+    """What parallel_state keeps, with lists of their own."""
+    from megatron.core import parallel_state
+
+    found = {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}
+    return {name: type(value)(value) if isinstance(value, list | dict) else value for name, value in found.items()}
+
+
+def _degrees(mesh: Mesh, stages: int) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": mesh.tp,
+        "pipeline_model_parallel_size": stages,
+        "virtual_pipeline_model_parallel_size": None,
+        "context_parallel_size": mesh.cp,
+        "expert_model_parallel_size": mesh.ep,
+        "expert_tensor_parallel_size": mesh.etp,
+    }
+
+
+def _spanning(original: Callable[..., None], mesh: Mesh, given: dict[str, Any]) -> set[str]:
+    """Names of the groups that Megatron makes across stages, from a pipeline of two such stages, on paper."""
+    from megatron.core import parallel_state
+
+    empty = _state() | {_LIST: None if (made := getattr(parallel_state, _LIST, None)) is None else list(made)}
+    with _as_if(rank=0, size=2 * mesh.size, make=_Members):
+        original(**{**given, **_degrees(mesh, 2)})
+    found = {name for name, value in _state().items() if isinstance(value, _Members) and max(value.ranks) >= mesh.size}
+    vars(parallel_state).update(empty)
+    return found
+
+
 def _replay(original: Callable[..., None], layout: Layout, given: dict[str, Any]) -> None:
     from megatron.core import parallel_state
 
-    def state() -> dict[str, Any]:
-        found = {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}
-        return {name: type(value)(value) if isinstance(value, list | dict) else value for name, value in found.items()}
-
-    empty, mine = state(), {}
+    empty, mine = _state(), {}
     for mesh in layout.meshes:
-        degrees = {
-            "tensor_model_parallel_size": mesh.tp,
-            "pipeline_model_parallel_size": 1,
-            "virtual_pipeline_model_parallel_size": None,
-            "context_parallel_size": mesh.cp,
-            "expert_model_parallel_size": mesh.ep,
-            "expert_tensor_parallel_size": mesh.etp,
-        }
         with _as_if_alone(mesh):
-            original(**{**given, **degrees})
+            original(**{**given, **_degrees(mesh, 1)})
         if mesh is layout.mine:
-            mine = state()
+            mine = _state()
         vars(parallel_state).update(empty)
     for name, value in mine.items():
         if "RANKS" in name and isinstance(value, list):
             mine[name] = [rank + layout.mine.first for rank in value]
     vars(parallel_state).update(mine)
+
+
+class _Members:
+    """A group on paper."""
+
+    def __init__(self, ranks: Any = None, *_: Any, **__: Any) -> None:
+        self.ranks = list(ranks)
+
+    def rank(self) -> int:
+        return self.ranks.index(0) if 0 in self.ranks else -1
+
+    def size(self) -> int:
+        return len(self.ranks)
 
 
 @contextlib.contextmanager
@@ -124,22 +179,33 @@ def _as_if_alone(mesh: Mesh) -> Iterator[None]:
     """
     import torch.distributed as dist
 
-    rank_of, size_of, make = dist.get_rank, dist.get_world_size, dist.new_group
-
-    def get_rank(group: Any = None) -> int:
-        return rank_of() - mesh.first if group is None else rank_of(group)
-
-    def get_world_size(group: Any = None) -> int:
-        return mesh.size if group is None else size_of(group)
+    make = dist.new_group
 
     def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         return make([rank + mesh.first for rank in (range(mesh.size) if ranks is None else ranks)], *args, **kwargs)
 
-    dist.get_rank, dist.get_world_size, dist.new_group = get_rank, get_world_size, new_group
+    with _as_if(rank=dist.get_rank() - mesh.first, size=mesh.size, make=new_group):
+        yield
+
+
+@contextlib.contextmanager
+def _as_if(rank: int, size: int, make: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the world has so many ranks, this is one of them, and ``make`` makes groups."""
+    import torch.distributed as dist
+
+    rank_of, size_of, new_group = dist.get_rank, dist.get_world_size, dist.new_group
+
+    def get_rank(group: Any = None) -> int:
+        return rank if group is None else rank_of(group)
+
+    def get_world_size(group: Any = None) -> int:
+        return size if group is None else size_of(group)
+
+    dist.get_rank, dist.get_world_size, dist.new_group = get_rank, get_world_size, make
     try:
         yield
     finally:
-        dist.get_rank, dist.get_world_size, dist.new_group = rank_of, size_of, make
+        dist.get_rank, dist.get_world_size, dist.new_group = rank_of, size_of, new_group
 
 
 def _across_stages(layout: Layout, virtual: int | None) -> None:
@@ -169,6 +235,8 @@ def _across_stages(layout: Layout, virtual: int | None) -> None:
         sum(mesh.ep * mesh.etp for mesh in meshes),
         expert,
     )
+    if hasattr(state, _EXPERTS_WITH_REMAT):
+        setattr(state, _EXPERTS_WITH_REMAT, state._EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP)
     # of a distributed optimizer with one instance: all ranks, as upstream
     state._INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP = dist.group.WORLD
     # tied embeddings and MTP are refused: nobody has an embedding of another stage
