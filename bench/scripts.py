@@ -264,7 +264,7 @@ class _Writer:
             lambda: f"X=$(sed -E 's/{replaced}/[&]/{self.pick('', 'g', '2')}' <<< {line})",
             lambda: f'X=$(head -n {self.pick("-1", "2")} <<< "$X"; tail -n {self.pick("+2", "1")} <<< {line})',
             lambda: 'eval "R+=\\$?"; X="$(g x y; echo $?)"',
-            lambda: f"declare -A N=({value} {value} k $n); R+=${{N[k]}}${{#N[@]}}",
+            lambda: f"declare -A D=({value} {value} k $n); R+=${{D[k]}}${{#D[@]}}",
             lambda: "V=${FUNCNAME[0]-top}",
             lambda: ': "${U:=set}"; unset U',
             lambda: "break",

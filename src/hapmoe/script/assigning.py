@@ -51,7 +51,8 @@ def _pairs(shell: Shell, literal: ArrayLiteral, items: dict[int | str, Text]) ->
         raise InputError("the pairs of an associative array are not known", where=shell.where())
     for place in range(0, len(words), 2):
         key = words[place].text
-        check_subscript(shell, "an associative array", key)
+        if not key:
+            continue  # bash says that it is a bad subscript, and goes on
         if MARK.search(key):
             raise InputError("a key of an associative array is not known", where=shell.where())
         items[key] = words[place + 1] if place + 1 < len(words) else Text("", words[place].where)
@@ -91,6 +92,8 @@ def assign_array(
         if key_source is not None:
             key = index_of(shell, var, key_source)
             text = text_of(shell, word)
+            if key == "":
+                continue  # bash says that it is a bad subscript, and goes on
             check_subscript(shell, name, key)
             if key is None or (isinstance(key, str) and MARK.search(key)):
                 mark = shell.world.marks.mark(

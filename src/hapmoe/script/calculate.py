@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -160,7 +161,12 @@ def python_code(code: str, args: list[str]) -> tuple[str | None, int | None]:
     names: dict[str, Any] = {STEPS: [0], "sys.argv": ["-c", *args]}
     out: list[str] = []
     try:
-        for statement in ast.parse(code.strip()).body:
+        tree = ast.parse(code)
+    except (SyntaxError, MemoryError, *_ERRORS) as error:
+        later = not isinstance(error, SyntaxError) or re.match(r"\s", code) or re.search(r"\bf['\"]|\btype\b", code)
+        return (None, None) if later else ("", 1)  # a later Python reads f-strings and indented text differently
+    try:
+        for statement in tree.body:
             _statement(statement, names, out)
     except (SyntaxError, MemoryError, *_ERRORS):
         return (None, None)

@@ -19,6 +19,7 @@ from .launchers import unwrap
 from .sourcing import set_positionals
 from .state import Launch, Var
 from .syntax import Assign, Function
+from .traps import within_function
 from .utilities import UTILITIES
 from .values import MARK, Text
 from .variables import scalar, secret
@@ -83,7 +84,9 @@ def _call(shell: Shell, name: str, args: list[Text]) -> None:
     shell.frames.append((name, source))
     loops, shell.loops = shell.loops, 0
     try:
-        shell.nested(lambda: bounded(shell, ("return",), lambda: shell.node(function.body)))
+        within_function(
+            shell, lambda: shell.nested(lambda: bounded(shell, ("return",), lambda: shell.node(function.body)))
+        )
     finally:
         shell.calls.pop()
         shell.frames.pop()

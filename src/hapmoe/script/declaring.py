@@ -27,6 +27,9 @@ def declaration(shell: Shell, args: Args, kind: str) -> None:
     flags: dict[str, bool | str] = {}
     if kind in ("export", "readonly"):
         flags["exported" if kind == "export" else "readonly"] = True
+    if kind == "local" and not shell.calls:
+        shell.state.status = 1
+        return
     local = kind == "local" or (kind == "declare" and bool(shell.calls))
     lists = False
     pending = list(args)

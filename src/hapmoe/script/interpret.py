@@ -235,9 +235,9 @@ class Shell:
             inner, self.state = self.state, outer
         outer.files, outer.out, outer.status = inner.files, inner.out, inner.status
 
-    def errexit(self) -> None:
-        """What follows a command that failed where nothing tests for it."""
-        if self.state.traps and not self.conditions:
+    def errexit(self, *, trapped: bool = True) -> None:
+        """What follows a command that failed where nothing tests for it; ``trapped``: the trap was set before it."""
+        if self.state.traps and trapped and not self.conditions:
             on_error(self)
         if self.state.status and not self.conditions and "errexit" in self.state.options:
             raise Control("exit")
@@ -403,8 +403,9 @@ def _simple(shell: Shell, node: Simple) -> None:
         keep_redirects(shell, node.redirects)
         shell.state.status = 0
         return
+    trapped = "ERR" in shell.state.traps
     with_redirects(shell, node.redirects, lambda: _prefixed(shell, node.assigns, lambda: run_words(shell, words)))
-    shell.errexit()
+    shell.errexit(trapped=trapped)
 
 
 def _prefixed(shell: Shell, assigns: tuple[Assign, ...], run: Callable[[], None]) -> None:

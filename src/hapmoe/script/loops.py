@@ -56,9 +56,13 @@ def for_in(shell: Shell, node: For) -> None:
                 value.where,
             )
             loop.any_number(lambda item=item: _loop_once(shell, node.name, item, node.body))  # type: ignore[misc]
-        elif not loop.once(lambda value=value: _loop_once(shell, node.name, value, node.body)):  # type: ignore[misc]
-            break
+        else:
+            loop.sure = True
+            if not loop.once(lambda value=value: _loop_once(shell, node.name, value, node.body)):  # type: ignore[misc]
+                break
     loop.end()
+    if shell.state.status and loop.unsure and not loop.sure:
+        shell.state.status = None  # without a round it is 0
 
 
 def _loop_once(shell: Shell, name: str, value: Text, body: Program) -> None:
@@ -79,6 +83,8 @@ class _Loop:
         self.broken: list[Pending] = []
         self.base = (shell.state.guards, shell.state.assumed)
         self.stopped = False
+        self.sure = self.unsure = False
+        """Whether there was a round for certain, and one that there may not be."""
 
     def once(self, run: Callable[[], None]) -> bool:
         """One round; False when the loop ends with it for certain."""
@@ -126,6 +132,7 @@ class _Loop:
 
     def any_number(self, run: Callable[[], None]) -> None:
         """The round runs an unknown number of times: repeat until nothing more can become unknown."""
+        self.unsure = True
         shell = self.shell
         for _ in range(_ROUNDS):
             before = shell.state
@@ -168,13 +175,20 @@ def _rounds(shell: Shell, where: str, test: Callable[[], int | None], body: Call
     loop = _Loop(shell, where)
     rounds = 0
     after: int | None = 0
+    ends: set[int | None] = set()
+
+    def noted() -> None:
+        body()
+        ends.add(shell.state.status)
+
     while True:
         shell.world.step(where)
         before = shell.state.copy()
         wide = bool(loop.broken) and rounds > 40
         status = test()
         if status is None or wide:
-            _until_settled(shell, loop, test, body, first=status)
+            _until_settled(shell, loop, test, noted, first=status)
+            after = after if ends <= {after} else None
             break
         if status != 0:
             break
@@ -192,12 +206,38 @@ def _rounds(shell: Shell, where: str, test: Callable[[], int | None], body: Call
     loop.end()
 
 
+def _then(shell: Shell, body: Callable[[], None], step: Callable[[], object]) -> None:
+    """``body`` and ``step``, which also follows a ``continue``."""
+    since = len(shell.pending)
+    live: list[State] = []
+    leaving: Control | None = None
+    try:
+        body()
+        live.append(shell.state)
+    except Control as control:
+        if control.kind == "continue" and control.levels <= 1:
+            live.append(shell.state)
+        else:
+            leaving = control
+    final = shell.state
+    arrived = [each for each in shell.pending[since:] if each.kind == "continue" and each.levels <= 1]
+    shell.pending[since:] = [each for each in shell.pending[since:] if each not in arrived]
+    live += [each.state for each in arrived]
+    if leaving and not live:
+        raise leaving
+    if leaving:
+        shell.pending.append(Pending(leaving.kind, leaving.levels, final, arrived[0].where))
+    shell.state = live[0]
+    for state in live[1:]:
+        shell.state = join(shell.state, state, arrived[0].where, shell.world.marks)
+    step()
+
+
 def _until_settled(
     shell: Shell, loop: _Loop, test: Callable[[], int | None], body: Callable[[], None], *, first: int | None
 ) -> None:
     def run() -> None:
-        body()
-        test()
+        _then(shell, body, test)
 
     if first is None:
         loop.any_number(run)
@@ -234,19 +274,10 @@ def c_for(shell: Shell, node: CFor) -> None:
         result = value(node.condition)
         return None if result is None else int(result == 0)
 
-    def body() -> None:
-        # the step also follows a `continue`
-        since = len(shell.pending)
-        try:
-            shell.program(node.body)
-        except Control as control:
-            if control.kind != "continue" or control.levels > 1:
-                raise
-        arrived = [each for each in shell.pending[since:] if each.kind == "continue" and each.levels <= 1]
-        shell.pending[since:] = [each for each in shell.pending[since:] if each not in arrived]
-        for each in arrived:
-            shell.state = join(shell.state, each.state, each.where, shell.world.marks)
-        value(node.step)
-
     value(node.start)
-    _rounds(shell, shell.where(node.line), test, body)
+    _rounds(
+        shell,
+        shell.where(node.line),
+        test,
+        lambda: _then(shell, lambda: shell.program(node.body), lambda: value(node.step)),
+    )

@@ -259,7 +259,7 @@ def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
     if op in ("@U", "@L", "@u"):
         return {"@U": text.upper(), "@L": text.lower(), "@u": text[:1].upper() + text[1:]}[op]
     if op == "@Q" and not re.search(r"[\x00-\x1f\x7f-\x9f]", text):
-        return "'" + text.replace("'", "'\\''") + "'"
+        return "\\'" if text == "'" else "'" + text.replace("'", "'\\''") + "'"
     return shell.world.marks.mark(
         Unknown(f"the expansion {part.source}", part.source, where, single=False, nonempty=False)
     )

@@ -21,7 +21,7 @@ from .values import MARK, Text, Unknown
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["at_exit", "on_error", "trap"]
+__all__ = ["at_exit", "on_error", "trap", "within_function"]
 
 _FOLLOWED = frozenset(("EXIT", "ERR"))
 _REFUSED = frozenset(("DEBUG", "RETURN"))
@@ -94,11 +94,24 @@ def at_exit(shell: Shell) -> None:
         bounded(shell, ("exit", "return", "break", "continue", "abort"), lambda: _handle(shell, actions))
 
 
+def within_function(shell: Shell, run: Callable[[], None]) -> None:
+    """A function begins without the trap on ERR, unless under ``set -E``; one that it sets itself stays behind it."""
+    outer = shell.state.traps.get("ERR")
+    if not outer or "errtrace" in shell.state.options:
+        run()
+        return
+    shell.state.traps = {key: value for key, value in shell.state.traps.items() if key != "ERR"}
+    run()
+    inner = shell.state.traps.get("ERR", ("",))
+    kept = dict.fromkeys(each for action in inner for each in ((action,) if action else outer))
+    shell.state.traps = {**shell.state.traps, "ERR": tuple(kept)}
+
+
 def on_error(shell: Shell) -> None:
-    """What runs after a command that failed, or may have; in functions only under ``set -E``."""
+    """What runs after a command that failed, or may have."""
     actions = shell.state.traps.get("ERR")
     status = shell.state.status
-    if not actions or status == 0 or (shell.calls and "errtrace" not in shell.state.options):
+    if not actions or status == 0:
         return
     traps = shell.state.traps
     shell.state.traps = {key: value for key, value in traps.items() if key != "ERR"}
