@@ -1,9 +1,10 @@
 """What the probe costs a training: ``python -m bench.probe [--json] [--iterations N]``.
 
 Trainings with the probe, which measures three of their iterations, alternate with trainings without: CPU time per
-iteration and rank (not wall time) while it measures and after it has gone. A machine with other work shows
-differences of some percent between equal trainings. So the bound is given too: all that can remain is wrappers
-of torch.distributed that Megatron bound when it was imported; their calls, times what one costs.
+iteration and rank (not wall time) while it measures and after it has gone, over the CPU time of a fixed piece of
+work behind the iteration (``hapmoe.lab.pace``). A machine with other work still shows differences of some percent
+between equal trainings. So the bound is given too: all that can remain is wrappers of torch.distributed that
+Megatron bound when it was imported; their calls, times what one costs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import timeit
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.lab import Case, Run, run
 from hapmoe.probe.collectives import Collectives
@@ -39,21 +41,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = {"--train-iters": str(options.iterations), "--hidden-size": "128", "--use-distributed-optimizer": None}
     case = Case("ep2 dp2", ep=2, dp=2, flags=flags)
     seconds: dict[tuple[bool, bool], list[float]] = {(probed, late): [] for probed in (0, 1) for late in (0, 1)}
+    variables = {"HAPMOE_PROBE_STEPS": str(STEPS), "HAPMOE_LAB_PACE": "1"}
+    plain_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="hapmoe-probe-") as folder:
         for number in range(options.rounds):
             for probed in (False, True):
                 out = Path(folder) / str(number) if probed else None
-                found = run(case, probe=out, variables={"HAPMOE_PROBE_STEPS": str(STEPS)}, timeout_s=600)
+                found = run(case, probe=out, variables=variables, timeout_s=600)
                 for late in (False, True):
-                    seconds[probed, late] += _cpu_s(found, late=late)
+                    seconds[probed, late] += [row["cpu_s"] / row["pace_s"] for row in _iterations(found, late=late)]
+                if not probed:
+                    plain_s += [row["cpu_s"] for row in _iterations(found, late=True)]
         calls = sum(row.calls for row in load_ranks(Path(folder) / "0")[0].steps[-1].collectives)
     median = {key: statistics.median(values) for key, values in seconds.items()}
     result = {
-        "cpu_s_per_iteration": median[False, True],
+        "cpu_s_per_iteration": statistics.median(plain_s),
         "while_measuring": median[True, False] / median[False, False] - 1.0,
         "afterwards": median[True, True] / median[False, True] - 1.0,
         "iterations_compared": len(seconds[True, True]),
-        "afterwards_at_most": calls * _pass_on_s() / median[False, True],
+        "afterwards_at_most": calls * _pass_on_s() / statistics.median(plain_s),
     }
     if options.json:
         print(json.dumps(result, indent=1))
@@ -75,10 +81,10 @@ def _pass_on_s() -> float:
     return max(0.0, wrapped - timeit.timeit(lambda: bare(0, group=None), number=count)) / count
 
 
-def _cpu_s(found: Run, *, late: bool) -> list[float]:
+def _iterations(found: Run, *, late: bool) -> list[dict[str, Any]]:
     """Of the iterations that are measured without the first, or of those behind them."""
     rows = [rows[_SKIPPED:] if late else rows[1:STEPS] for rows in found.rows("iteration")]
-    return [row["cpu_s"] for rank in rows for row in rank]
+    return [row for rank in rows for row in rank]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from bench.lab import Case, prepare, write_tree
 
 import hapmoe
+from hapmoe import tables
 from hapmoe.cli import cli
 from hapmoe.cluster import Cluster
 from hapmoe.errors import InputError, Unsupported
@@ -279,6 +281,39 @@ def test_results_become_tables(folder: tuple[JobSpec, Cluster, Path]) -> None:
     # two norms, the router of 4 * 64; the last norm
     assert optimizer.expert_params == 3 * 2 * 3 * 96 * 64
     assert optimizer.params - optimizer.expert_params == 2 * 512 * 64 + 3 * (4 * 64 * 64 + 2 * 64 + 4 * 64) + 64
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_is_half_written(
+    folder: tuple[JobSpec, Cluster, Path], tmp_path: Path
+) -> None:
+    """The system's own limit on the size of files; then without it the same command goes on."""
+    _, _, root = folder
+    start(root).communicate(timeout=60)
+    (root / "profiles").mkdir()
+    (root / "out").rename(root / "profiles" / "cpu")
+    words = [
+        "profile",
+        str(root / "train.sh"),
+        "--cluster",
+        str(root / "cluster.yaml"),
+        "--tables",
+        str(root / "tables"),
+    ]
+    hapmoe_command = f"{shlex.quote(sys.executable)} -m hapmoe {shlex.join(words)}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+    def run(limit: str, out: str) -> subprocess.CompletedProcess[str]:
+        command = f"ulimit -f {limit}; {hapmoe_command} --out {shlex.quote(str(root / out))}"
+        return subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
+
+    for out, what in (("new", "new/cpu: cannot write"), ("profiles", "tables")):
+        done = run("1", out)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) == 1 and what in done.stderr and "File too large" in done.stderr
+        assert not list(root.glob("new/cpu")) and not list(root.glob("tables/*.part"))
+    assert {table.kind for table in tables.load(root / "tables")} <= {"collectives", "memory"}  # small, and whole
+    assert run("unlimited", "profiles").returncode == 0
+    assert {path.name.split("-")[0] for path in root.glob("tables/*.csv")} == {"pieces", "collectives", "memory"}
 
 
 def test_tokens_of_ranks_that_share_experts_add_up(tmp_path: Path) -> None:
