@@ -137,7 +137,11 @@ class _Loop:
         for _ in range(_ROUNDS):
             before = shell.state
             shell.state = before.copy()
-            goes_on = self.once(run)
+            try:
+                goes_on = self.once(run)
+            except Control as control:  # a round leaves for certain, but there may be none
+                shell.pending.append(Pending(control.kind, control.levels, shell.state, self.where))
+                goes_on = False
             self.stopped = False
             after = join(before, shell.state, self.where, shell.world.marks) if goes_on else before
             shell.state = after
