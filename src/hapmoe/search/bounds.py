@@ -166,7 +166,9 @@ def _length_bounds(problem: Problem) -> FloatArray:
         """[K, N] layers per second of the N-th fastest stage, 0 where there are not so many."""
         order_KP = np.argsort(layer_KP, axis=1)
         end_KP = np.cumsum(np.take_along_axis(space.most_KP, order_KP, axis=1), axis=1)
-        slot_KN = (place[None, :, None] >= end_KP[:, None, :]).sum(axis=2)
+        slot_KN = np.zeros((len(end_KP), layers), np.int64)
+        for p in range(end_KP.shape[1]):  # a sum over a short last axis takes several times as long
+            slot_KN += place >= end_KP[:, p, None]
         per_KP = np.concatenate(
             [1.0 / np.take_along_axis(layer_KP, order_KP, axis=1), np.zeros((len(order_KP), 1))], axis=1
         )

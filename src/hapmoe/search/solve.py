@@ -21,10 +21,8 @@ from hapmoe.search.state import State, keep, pause
 
 __all__ = ["solve_each", "solve_group", "solve_points"]
 
-MANY = 256
-"""Grid points ahead for which it pays to look for a better plan among those seen already."""
 SAMPLED, SAMPLED_SAME = 6, 2
-"""How many are tried at a time, and how many of them may have one option."""
+"""Grid points that are tried for a better plan before any is solved, and how many of them may have one option."""
 
 
 def solve_points(
@@ -77,7 +75,8 @@ def solve_points(
             else:
                 waiting += _glance(problem, state, settings, bound[group], [high[g] for g in group.tolist()])
             pause(state)
-        if len(order) - first > MANY and first >= sampled + pace * state.batch and not blind:
+        due = first >= sampled + pace * state.batch or first >= len(order)
+        if due and len(waiting) - seen > SAMPLED:
             best = state.best
             _sample(problem, state, waiting[seen:])
             sampled, pace = first, 1 if state.best < best else 2 * pace
