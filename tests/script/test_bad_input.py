@@ -153,6 +153,13 @@ def test_many_unknown_conditions(tmp_path: Path) -> None:
         "export COPY=glpat-topsecret12\n",
         "export DB_KEY=0topsecret123\nARGS='--note x=0topsecret123'\n",
         "export X=$(echo $WANDB_API_KEY | cut -c1-20)\n",
+        'declare -A E=([API_KEY]=topsecret)\nARGS="--a ${E[API_KEY]}"\n',
+        'declare -A E=(API_KEY topsecret)\nARGS="--a ${E[API_KEY]}"\n',
+        'declare -A E; E[MY_TOKEN]=topsecret; ARGS="--a ${E[MY_TOKEN]}"\n',
+        'AUTH_TOKEN=([1]=topsecret); ARGS="--a ${AUTH_TOKEN[1]}"\n',
+        "read -ra AUTH_TOKEN <<< 'topsecret b'; ARGS=\"--a $AUTH_TOKEN\"\n",
+        'mapfile -t AUTH_TOKEN <<< topsecret; ARGS="--a $AUTH_TOKEN"\n',
+        "trap 'ARGS=\"--a $WANDB_API_KEY\"' ERR; false\n",
     ],
 )
 def test_secrets_are_not_shown(text: str, tmp_path: Path) -> None:

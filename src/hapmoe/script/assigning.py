@@ -36,7 +36,7 @@ def scalar_value(shell: Shell, node: Assign) -> Text | None:
     return None if isinstance(node.value, ArrayLiteral) else text_of(shell, node.value, assignment=True)
 
 
-def _pairs(shell: Shell, literal: ArrayLiteral, items: dict[int | str, Text]) -> None:
+def _pairs(shell: Shell, name: str, literal: ArrayLiteral, items: dict[int | str, Text]) -> None:
     """Keys and values of an associative array in turn, as bash takes them since 5.1."""
     words = [
         text
@@ -55,7 +55,8 @@ def _pairs(shell: Shell, literal: ArrayLiteral, items: dict[int | str, Text]) ->
             continue  # bash says that it is a bad subscript, and goes on
         if MARK.search(key):
             raise InputError("a key of an associative array is not known", where=shell.where())
-        items[key] = words[place + 1] if place + 1 < len(words) else Text("", words[place].where)
+        value = words[place + 1] if place + 1 < len(words) else Text("", words[place].where)
+        items[key] = secret(shell, key, secret(shell, name, value))
 
 
 def assign_array(
@@ -84,7 +85,7 @@ def assign_array(
     shell.world.step(shell.where(), len(items) // 2000)
     mark = ""
     if var.assoc and literal.elements and literal.elements[0][0] is None:
-        _pairs(shell, literal, items)
+        _pairs(shell, name, literal, items)
         scope[name] = replace(var, items=items, value=None, mark="", bare=False)
         return
     for key_source, appends, word in literal.elements:
@@ -101,7 +102,8 @@ def assign_array(
                 )
                 continue
             old = items.get(key)
-            items[key] = Text((old.text if old and appends else "") + text.text, text.where)
+            text = Text((old.text if old and appends else "") + text.text, text.where)
+            items[key] = secret(shell, str(key), secret(shell, name, text))
             place = key + 1 if isinstance(key, int) else place
             continue
         for text in fields(shell, word):

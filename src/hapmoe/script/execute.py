@@ -8,6 +8,7 @@ stand-ins that write down their words and start nothing, except that those which
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ _PROCESSES = 200
 _MEMORY = 2 << 30
 _FILE = 64 << 20
 _MOST_RECORDS = 4000
+_TRIES, _PAUSE_S = 5, 0.5
 _NOBODY = 65534
 _STARTS = "torchrun python python3 deepspeed accelerate msrun"
 _RUNS = (
@@ -130,6 +133,17 @@ def _sandbox(bwrap: str, folder: Path, script: Path, args: Sequence[str], env: d
 
 
 def _bounded(command: list[str]) -> tuple[int | None, str]:
+    """Run with limits. The limit on processes counts all of the user nobody, and those of a run that was ended may
+    take a moment to go: a sandbox that finds no room is started again."""
+    for _ in range(_TRIES):
+        status, why = _once(command)
+        if not (status and why.startswith("bwrap:") and os.strerror(errno.EAGAIN) in why):
+            break
+        time.sleep(_PAUSE_S)
+    return status, why
+
+
+def _once(command: list[str]) -> tuple[int | None, str]:
     """Run with limits; the whole process group ends with it."""
 
     def limits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from hapmoe.errors import InputError
 
 from .state import Var
 from .values import MARK, Text, Unknown
-from .variables import assign, scalar
+from .variables import assign, scalar, secret
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -60,6 +61,8 @@ def read_text(path: Path, label: str, *, where: str = "") -> str:
 
 def _put(shell: Shell, name: str, array: Var) -> None:
     """An array into the variable of this name, the nearest one."""
+    if array.items:
+        array = replace(array, items={key: secret(shell, name, text) for key, text in array.items.items()})
     found = shell.state.find(name)
     (found[0] if found else shell.state.scopes[0])[name] = array
 

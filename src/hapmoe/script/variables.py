@@ -385,7 +385,7 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
         new = replace(var, value=value)
     else:
         items = array_items(var)
-        items[key] = value
+        items[key] = secret(shell, key, value) if isinstance(key, str) else value
         new = replace(var, items=items, value=None, bare=False)
     if "allexport" in shell.state.options:
         new = replace(new, exported=True)
