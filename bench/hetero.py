@@ -59,7 +59,7 @@ class Outcome:
 
 def train(case: Case, **variables: str) -> Run:
     """One run, with its parameters."""
-    return run(case, by_rank=True, timeout_s=240, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
+    return run(case, by_rank=True, timeout_s=600, variables={"HAPMOE_LAB_PARAMETERS": "1", **variables})
 
 
 _references: dict[str, Run] = {}

@@ -8,13 +8,13 @@ itself, as always. What only the start of an interpreter reads (``sitecustomize`
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -95,39 +95,36 @@ def _serve() -> None:
             waits = "wait" in request
             ended, status = os.waitpid(request["wait" if waits else "poll"], 0 if waits else os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if ended else None
-            running.discard(ended)
+            if ended:
+                running.discard(ended)
+                _sweep(ended)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     for child in running:  # whoever asked for them is gone
-        os.kill(child, signal.SIGTERM)
+        _sweep(child)
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """The rest of a child's life."""
-    code: object = 0
-    try:
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        sys.argv = request["command"]
-        found = [one for one in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if one]
-        sys.path[:1] = [str(Path(sys.argv[0]).parent), *found]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as stop:
-        code = stop.code
-        if isinstance(code, str):
-            sys.stderr.write(f"{code}\n")
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # threads of gloo may still run; what they hold is of no use any more
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    """The rest of a child's life. It ends as an interpreter does: multiprocessing then ends what it has started."""
+    os.setsid()
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["command"]
+    found = [one for one in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:1] = [str(Path(sys.argv[0]).parent), *found]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    raise SystemExit(0)
+
+
+def _sweep(child: int) -> None:
+    """End what a child has left behind: a rank that was stopped while it saved leaves writers, which wait for ever."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
 
 
 if __name__ == "__main__":
