@@ -60,6 +60,9 @@ _BAD: dict[str, bytes] = {
     + b"s/a/aa/g;" * 45
     + b"'); torchrun pretrain_gpt.py --num-layers 2 $X\n",
     "an alias": b"shopt -s expand_aliases\nalias torchrun=echo\ntorchrun pretrain_gpt.py --num-layers 2\n",
+    "more words than Linux takes": b"torchrun pretrain_gpt.py --num-layers 2" + b" a" * 300_000 + b"\n",
+    "a coprocess": b"coproc { cat; }\n" + _TRAIN.encode(),
+    "a trap that acts on every command": b"trap shift DEBUG\n" + _TRAIN.encode(),
     "open quote": b'echo "abc\n',
     "open single quote": b"echo 'abc\n",
     "open array": b"A=(1 2\n",

@@ -39,6 +39,8 @@ _ASSIGN = re.compile(r"([A-Za-z_]\w*)(\+?=|\[)", re.ASCII)
 _FUNCTION = re.compile(r"([^\s;&|<>()$'\"`=#\\{}]+)[ \t]*\([ \t]*\)")
 _REDIRECT = re.compile(r"(\d+|\{[A-Za-z_]\w*\})?(<<<|<<-?|<>|<&|<|>>|>&|>\||&>>|&>|>)(?!\()")
 _DECLARE = frozenset(("declare", "local", "export", "readonly", "typeset"))
+_MOST_WORDS = 210_000
+"""Linux starts no program with more: 2 MiB for words of two bytes at least and their pointers of 8 (execve(2))."""
 _ENDERS = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}"))
 
 
@@ -333,6 +335,8 @@ class Parser(Conditions):
             if word is None:
                 break
             words.append(word)
+            if len(words) > _MOST_WORDS:
+                raise self.fail(f"a command of more than {_MOST_WORDS:,} words", line)
             declares = declares or (len(words) <= 2 and word.source in _DECLARE)
         if not (assigns or words or redirects):
             found = self.text[self.pos : self.pos + 2].strip()
