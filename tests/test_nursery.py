@@ -33,5 +33,12 @@ def test_a_child_and_what_it_started_end(tmp_path: Path, word: str, code: int) -
     assert child.wait() == code == child.poll()
     left, *said = log.read_text().split()
     assert said == ["seen", word]
-    while Path(f"/proc/{left}").exists() and "zombie" not in Path(f"/proc/{left}/status").read_text():
+    while runs(left):
         time.sleep(0.01)
+
+
+def runs(process: str) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
