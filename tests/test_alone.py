@@ -133,22 +133,31 @@ def rank_of(marker: str, rank: int) -> int:
     raise AssertionError(f"no process runs rank {rank}")
 
 
-def test_a_rank_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
-    """Killed for real, as the kernel does when memory is short."""
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [(signal.SIGKILL, r"rank \d ended with code -?\d+"), (signal.SIGSTOP, r"rank 0 .*Timed out waiting")],
+)
+def test_a_rank_that_dies_or_hangs_leaves_what_was_measured(tmp_path: Path, sent: signal.Signals, why: str) -> None:
+    """For real: killed, as the kernel does when memory is short; stopped, so that the others wait in a collective."""
     env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     env |= {"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     marker = f"HAPMOE_TEST={tmp_path}"
     env["HAPMOE_TEST"] = str(tmp_path)
     words = ["profile", "collectives", "--tables", str(tmp_path), "--ranks", "2", "--device", "cpu"]
-    command = [sys.executable, "-m", "hapmoe", *words, "--max-bytes", "64 MiB", "--timeout", "60"]
+    command = [sys.executable, "-m", "hapmoe", *words, "--max-bytes", "64 MiB", "--timeout", "15"]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 240
     while not list(tmp_path.glob("*.csv")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(rank_of(marker, 1), signal.SIGKILL)
+    first, second = rank_of(marker, 0), rank_of(marker, 1)
+    os.kill(second, sent)
+    if sent == signal.SIGSTOP:
+        while Path(f"/proc/{first}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(second, signal.SIGCONT)  # torchrun has told it to end
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert re.match(r"Stopped: rank \d ended with code -?\d+", said.splitlines()[-2])
+    assert re.match(f"Stopped: {why}", said.splitlines()[-2])
     assert said.splitlines()[-1].endswith("the same command goes on from there.")
     (table,) = tables.load(tmp_path)  # whole: its checksum is right
     assert {row.collective for row in table.rows} >= {"all_reduce"}  # type: ignore[attr-defined]

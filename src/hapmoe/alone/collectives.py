@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +14,9 @@ from hapmoe.alone.spread import spread
 from hapmoe.measured import Collective
 
 __all__ = ["measure_group", "wanted"]
+
+_LOST = re.compile(r"time(d )?out|connection (closed|reset|refused)|broken pipe", re.I)
+"""What gloo, NCCL and the store say when somebody does not answer; anything else is about the collective."""
 
 
 def wanted(shape: Shape, sizes: Sequence[int], link: str = "") -> tuple[Collective, ...]:
@@ -38,15 +43,25 @@ def wanted(shape: Shape, sizes: Sequence[int], link: str = "") -> tuple[Collecti
 
 
 def measure_group(
-    machine: Machine, shape: Shape, nodes: int, per_node: int, keys: Sequence[Collective], run: str, share_s: float
+    machine: Machine,
+    shape: Shape,
+    nodes: int,
+    per_node: int,
+    keys: Sequence[Collective],
+    run: str,
+    share_s: float,
+    timeout_s: int,
 ) -> Iterator[tuple[Collective, str]]:
-    """Each key's row, or the key and why it could not be measured. Every rank of the job calls this alike."""
+    """Each key's row, or the key and why it could not be measured. Every rank of the job calls this alike.
+
+    RuntimeError (torch.distributed's) when a rank has not answered for ``timeout_s``, or has gone.
+    """
     import msgspec
 
     dist = machine.torch.distributed
     mine: Any = None
     for ranks in partition(shape, nodes, per_node):
-        group = dist.new_group(list(ranks))
+        group = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=timeout_s))
         if dist.get_rank() in ranks:
             mine, members = group, ranks
     try:
@@ -56,6 +71,8 @@ def measure_group(
                 act = _setup(machine, key, mine, members)
                 timed = _timings(machine, act, share_s)
             except (RuntimeError, NotImplementedError, ValueError) as error:
+                if _LOST.search(str(error)):
+                    raise  # a rank that hangs or has gone would cost every further key its time too
                 said = str(error).strip().split("\n")[0][:160]
             if timed and key.collective == "send_recv":
                 timed = [one / 2 for one in timed]  # there and back

@@ -64,7 +64,7 @@ def work(
         table, run = table_of(machine, "collectives", kind)
         run = msgspec.structs.replace(run, hosts=nodes, note="wall time")
         shapes = (Shape("network", 2, 1),) if link else shapes_of(nodes, per_node)
-        return _all(machine, folder, table, run, shapes, nodes, per_node, again, most, link)
+        return _all(machine, folder, table, run, shapes, nodes, per_node, again, most, link, timeout_s)
     finally:
         dist.destroy_process_group()
 
@@ -80,6 +80,7 @@ def _all(
     again: bool,
     most: int,
     link: str,
+    timeout_s: int,
 ) -> int:
     dist = machine.torch.distributed
     first, count, began = dist.get_rank() == 0, 0, time.perf_counter()
@@ -91,7 +92,7 @@ def _all(
         rows: list[Any] = []
         refused: dict[str, str] = {}
         last = ""
-        for row, said in measure_group(machine, shape, nodes, per_node, keys, run_id, 0.2):
+        for row, said in measure_group(machine, shape, nodes, per_node, keys, run_id, 0.2, timeout_s):
             if first and rows and row.collective != last:  # a rank that dies takes only its own collective along
                 tables.save(folder, msgspec.structs.replace(table, runs=(run,), rows=tuple(rows)))
             last = row.collective
