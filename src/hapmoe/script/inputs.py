@@ -158,6 +158,10 @@ def read(shell: Shell, args: list[str]) -> None:
                 assign(shell, name, None, Text(mark, shell.where()))
         shell.state.status = None
         return
+    if options.keys() & {"n", "N"} and not raw and "\\" in stdin:
+        raise InputError(
+            "read -n counts characters that backslashes escape, which is not followed", where=shell.where()
+        )
     if "N" in options:
         count = int(options["N"]) if options["N"].isdigit() else 0
         line, found, rest = stdin[:count], stdin[:count][count - 1 :], stdin[count:]
