@@ -113,7 +113,9 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
         kind = "flex"
     elif "allgather" in dispatcher:
         kind = "allgather"
-    elif re.search(r"Megatron-Bridge( 26|/NeMo (25\.11|26)|$)", framework) and not dispatcher.startswith("nccl"):
+    elif re.search("all-?to-?all", dispatcher):
+        kind = "alltoall"
+    elif re.search(r"Megatron-Bridge( 26|/NeMo (25\.11|26)|$)", framework):
         kind = "flex"  # the recipes' choice from 25.11 on (HybridEP or DeepEP)
     elif "H100" in str(row["hw"].get("gpu")) and int(par.get("ep") or 1) > 8 and (release_of(row) or 0) > 2025.6:
         kind = "flex"  # DeepEP wherever experts spread over several Hopper nodes, from 25.09 on

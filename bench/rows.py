@@ -55,17 +55,18 @@ DEVICES = (
     (r"rtx[- ]?2080", "rtx2080ti-11g"),
 )
 NETWORKS = (
-    # what a row states of its nodes' network -> (NICs per node, bytes per second of one)
-    (r"(\d+) ?x ?200 ?g hdr", 0, 25e9),
-    (r"(\d+) ?x ?50 gb/s", 0, 50e9),
-    (r"(\d+)x connectx-8.*800", 0, 100e9),
-    (r"(\d+)x connectx-7.*400", 0, 50e9),
-    (r"(\d+) omni-path", 0, 12.5e9),
-    (r"omni-path", 4, 12.5e9),
-    (r"efa 16 per node", 16, 50e9),
-    (r"^50 gb/s", 1, 6.25e9),
-    (r"(\d+)x slingshot", 0, 25e9),
-    (r"^1 gb/s", 1, 0.125e9),
+    # what a row states of its nodes' network -> (NICs per node, 0: as many as it says; bytes per second of one; kind)
+    (r"(\d+) ?x ?200 ?g hdr", 0, 25e9, ""),
+    (r"(\d+) ?x ?50 gb/s", 0, 50e9, ""),
+    (r"(\d+)x connectx-8.*800", 0, 100e9, ""),
+    (r"(\d+)x connectx-7.*400", 0, 50e9, ""),
+    (r"(\d+) ?x ?100 ?gb roce", 0, 12.5e9, ""),
+    (r"(\d+) omni-path", 0, 12.5e9, "omni-path"),
+    (r"omni-path", 4, 12.5e9, "omni-path"),
+    (r"efa 16 per node", 16, 50e9, "efa"),
+    (r"^50 gb/s", 1, 6.25e9, ""),
+    (r"(\d+)x slingshot", 0, 25e9, ""),
+    (r"^1 gb/s", 1, 0.125e9, ""),
 )
 
 
@@ -206,18 +207,15 @@ def pool_of(row: dict[str, Any]) -> Pool:
         raise Skip(str(error)) from error
     per_node = min(int(hw.get("per_node") or device.devices_per_node), int(hw["count"]))
     share = per_node / device.devices_per_node
-    nics, rate, source = (
-        max(1, round(device.nics_per_node * share)),
-        device.nic_bytes_per_s,
-        "ASSUMED: the catalogue's usual node",
-    )
+    nics, rate = max(1, round(device.nics_per_node * share)), device.nic_bytes_per_s
+    kind, source = "", "ASSUMED: the catalogue's usual node"
     inter = str(hw.get("inter") or "").lower()
-    for pattern, count, each in NETWORKS:
+    for pattern, count, each, named in NETWORKS:
         found = re.search(pattern, inter)
         if found:
-            nics, rate, source = count or int(found[1]), each, "the row"
+            nics, rate, kind, source = count or int(found[1]), each, named, "the row"
             break
-    network = Network(nics_per_node=nics, nic_bytes_per_s=rate, latency_s=device.nic_latency_s, source=source)
+    network = Network(nics_per_node=nics, nic_bytes_per_s=rate, latency_s=device.nic_latency_s, kind=kind, source=source)
     nodes = -(-int(hw["count"]) // per_node)
     return Pool(name="pool", device=device, nodes=nodes, devices_per_node=per_node, network=network)
 

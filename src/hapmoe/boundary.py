@@ -14,7 +14,7 @@ from math import lcm
 import numpy as np
 
 from hapmoe.cluster import Cluster, Pool
-from hapmoe.comm import fabric_of, send_s
+from hapmoe.comm import network_of, send_s
 from hapmoe.job import JobSpec
 from hapmoe.options import FloatArray, Options
 from hapmoe.units import DTYPE_BYTES
@@ -145,7 +145,7 @@ def _one_way_s(
             send_s(size_K, many_K.astype(np.float64), pool=sender, to=receiver, link=link) for size_K, many_K in ends
         ]
     most_K = np.maximum(across.sends_K, across.receives_K)
-    start_s = float(fabric_of(sender.device).table["network"]["send_recv"]["alpha_s"])
+    start_s = float(network_of(sender.network.kind)["send_recv"]["alpha_s"])
     copied_K = 2.0 * across.sent_bytes_K / sender.device.memory_bytes_per_s
     copied_K = copied_K + 2.0 * across.received_bytes_K / receiver.device.memory_bytes_per_s
     return np.maximum(*times) + (most_K - 1.0) * start_s + np.where(most_K > 1.0, copied_K, 0.0)

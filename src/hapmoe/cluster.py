@@ -52,6 +52,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nics_per_node: int
     nic_bytes_per_s: float
     latency_s: float
+    kind: str = ""
+    """"": InfiniBand or RoCE; else an entry of ``network_kinds`` in data/fabrics.yaml (efa, omni-path)."""
     source: str = ""
     """Where the figures come from: the cluster file, or the catalogue's usual node (ASSUMED)."""
 

@@ -31,6 +31,7 @@ import msgspec
 
 from hapmoe.catalog import CCLS, build_device, find_device, load_catalog
 from hapmoe.cluster import Cluster, Device, Link, Network, Pool
+from hapmoe.comm import network_kinds
 from hapmoe.errors import InputError
 from hapmoe.fields import (
     as_count,
@@ -57,7 +58,7 @@ _POOL_KEYS: Final = (
     "power",
 )  # fmt: skip
 _LINK_KEYS: Final = ("between", "bandwidth", "latency", "transport")
-_NETWORK_KEYS: Final = ("nics_per_node", "bandwidth", "latency")
+_NETWORK_KEYS: Final = ("nics_per_node", "bandwidth", "latency", "kind")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _LETTERS: Final = "63 letters, digits, - _ and . at most"
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
@@ -180,7 +181,7 @@ def _device(fields: Mapping[str, Any], pool: str, where: str, readings: list[str
     if not _NAME.fullmatch(name):
         raise InputError(f"{short(name)} cannot name a device", where=f"{place}.name", hint=_LETTERS)
     if like is None and "network" not in spec and isinstance(fields.get("network"), dict):
-        spec["network"] = fields["network"]  # the pool says it; the device has no usual node of its own
+        spec["network"] = {key: value for key, value in fields["network"].items() if key != "kind"}  # the pool says it; the device has no usual node of its own
     device = build_device(name, spec, place, like=like)
     rows = tuple(dict.fromkeys(kind.efficiency for kind in load_catalog().values()))
     if device.efficiency not in rows:
@@ -202,19 +203,21 @@ def _network(value: object, device: Device, devices_per_node: int, where: str, r
         "nics_per_node": lambda raw, place: as_count(raw, place, 1, 64),
         "bandwidth": nic_bandwidth,
         "latency": nic_latency,
+        "kind": lambda raw, place: one_of(raw, place, network_kinds()),
     }
     stated = {key: read[key](raw, f"{where}.{key}") for key, raw in fields.items()}
     if "bandwidth" in fields:
         _note_bytes(fields["bandwidth"], stated["bandwidth"], "NIC", f"{where}.bandwidth", readings)
-    missing = [key for key in _NETWORK_KEYS if key not in stated]
+    missing = [key for key in usual if key not in stated]
     chosen = {**usual, **stated}
     assumed = f"ASSUMED: {', '.join(missing)} of the usual node of {device.name}"
-    if len(missing) == len(_NETWORK_KEYS):
+    if len(missing) == len(usual):
         assumed = f"ASSUMED: the usual node of {device.name}"
     return Network(
         nics_per_node=int(chosen["nics_per_node"]),
         nic_bytes_per_s=chosen["bandwidth"],
         latency_s=chosen["latency"],
+        kind=chosen.get("kind", ""),
         source="; ".join((["cluster file"] if stated else []) + ([assumed] if missing else [])),
     )
 
@@ -346,6 +349,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             "nics_per_node": network.nics_per_node,
             "bandwidth": _bits(network.nic_bytes_per_s),
             "latency": _seconds(network.latency_s),
+            **({"kind": network.kind} if network.kind else {}),
         }
         if pool.price_per_device_hour is not None:
             entry["price_per_device_hour"] = pool.price_per_device_hour

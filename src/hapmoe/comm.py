@@ -24,7 +24,7 @@ from hapmoe.measured import Collective, Measurements
 from hapmoe.options import FloatArray, IntArray, Options
 from hapmoe.tables.lookup import SOURCES, ratio_along, weights_among
 
-__all__ = ["Fabric", "Group", "collective_s", "collective_with_source", "fabric_of", "group_of", "send_s"]
+__all__ = ["Fabric", "Group", "collective_s", "collective_with_source", "fabric_of", "group_of", "network_kinds", "network_of", "send_s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,20 @@ def _fabric(device: str, vendor: str, bytes_per_s: float) -> Fabric:
         for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     }
     return Fabric(name=chosen, mesh=bool(row.get("mesh")), inside=inside, table=tables)
+
+
+def network_kinds() -> tuple[str, ...]:
+    """Networks that differ from InfiniBand and RoCE in what collectives reach on them."""
+    return tuple(_tables()["network_kinds"])
+
+
+@lru_cache(maxsize=16)
+def network_of(kind: str) -> dict[str, dict[str, Any]]:
+    """Entries ring, all_to_all, send_recv and flex of a kind of network ("": InfiniBand or RoCE)."""
+    tables = _tables()
+    usual = {**tables["network"], "flex": tables["flex"]}
+    other = tables["network_kinds"][kind] if kind else {}
+    return {name: {**row, **other.get(name, {})} for name, row in usual.items()}
 
 
 def group_of(pool: Pool, options: Options, axis: str) -> Group:
@@ -204,7 +218,7 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
     device = pool.device
     link, domain = device.scale_up_bytes_per_s, float(min(device.devices_per_node, pool.devices_per_node))
     nic = pool.network.node_bytes_per_s / pool.devices_per_node
-    network = fabric.table["network"]
+    network = network_of(pool.network.kind)
     spread = bool(np.any(nodes_K > 1))
     if collective in ("all_to_all", "flex_dispatch", "flex_combine"):
         if collective == "all_to_all":
@@ -214,7 +228,7 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
             row = network["all_to_all"]
             reach_K = row["e_max"] / (1.0 + row["per_node_loss"] * np.maximum(nodes_K - 2.0, 0.0))
         else:
-            flex = fabric.table["flex"]
+            flex = network["flex"]
             old = fabric.inside["all_to_all"]
             curve = Curve(float(flex["alpha_s"]), old.per_peer_s, float(flex["intra_e_max"]), old.half_ranks, old.ramp)
             ranks_K = n_K * (1.0 - (1.0 - 1.0 / n_K) ** copies)
@@ -301,7 +315,7 @@ def _sent_s(
 def _across_s(pool: Pool, link: Link, bytes_K: FloatArray, senders_K: FloatArray) -> FloatArray:
     table = fabric_of(pool.device).table
     seconds_K = link.latency_s + bytes_K * senders_K / (
-        link.bytes_per_s * float(table["network"]["send_recv"]["e_max"])
+        link.bytes_per_s * float(network_of(pool.network.kind)["send_recv"]["e_max"])
     )
     if link.transport == "gloo":
         seconds_K = seconds_K + 2.0 * bytes_K / float(table["host_copy"]["bytes_per_s"])
@@ -309,7 +323,7 @@ def _across_s(pool: Pool, link: Link, bytes_K: FloatArray, senders_K: FloatArray
 
 
 def _far_s(pool: Pool, to: Pool | None, bytes_K: FloatArray, senders_K: FloatArray) -> FloatArray:
-    network = fabric_of(pool.device).table["network"]["send_recv"]
+    network = network_of(pool.network.kind)["send_recv"]
     rate = pool.network.node_bytes_per_s
     latency = pool.network.latency_s
     if to is not None:
