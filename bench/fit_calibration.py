@@ -110,7 +110,9 @@ def parameters(rows: list[Row]) -> list[Parameter]:
     for name, (low, high) in EFFECTS.items():
         if name in tables["calibration"]:
             found.append(Parameter(name, tables["calibration"][name], "value", low, high, _touches(name)))
-    found.append(Parameter("permute e_memory", tables["common"]["permute"], "e_memory", 0.2, 0.8, _has_experts))
+    common = tables["common"]
+    found.append(Parameter("permute e_memory", common["permute"], "e_memory", 0.2, 0.8, _has_experts))
+    found.append(Parameter("elementwise e_memory", common["elementwise"], "e_memory", 0.2, 0.9, lambda case: True))
     used = Counter((_lender(row.case), _precision(row.case)) for row in rows)
     for kind in KINDS:
         for precision in ("bf16", "fp8", "fp4"):
