@@ -154,6 +154,9 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | No
     bandwidth = efficiency.memory_bytes_per_s * efficiency.e_elementwise
     permute = efficiency.memory_bytes_per_s * efficiency.e_permute
     always_K = np.ones(count)
+    # sums of branches' gradients, casts, copies at the dispatcher's edge: passes of MoE layers that are not listed
+    unlisted = any(op.kind == "grouped_gemm" for op in ops)
+    passes = efficiency.calibration["moe_elementwise_calibration"] if unlisted else 1.0
     for index, op in enumerate(ops):
         if op.kind == "attention":
             flops_K, queries_K, heads_K = op.flops_K + zero_K, op.m_K + zero_K, op.groups_K + zero_K
@@ -186,7 +189,7 @@ def time_ops(pool: Pool, shapes: Shapes, ops: Sequence[Op], known: Messages | No
                         sources[way] = found[1]
             done[index] = Timed(op, forward_K, backward_K, zero_K, forward_K, zero_K, (sources[0], sources[1], None))
         elif op.kind == "elementwise":
-            rate = permute if op.part == "dispatch" else bandwidth
+            rate = permute if op.part == "dispatch" else bandwidth / passes
             traffic_K = op.bytes_K * (1.0 / rate) + zero_K
             launch_K = efficiency.launch_s * op.launches_K
             forward_K, backward_K = traffic_K + launch_K, traffic_K * op.backward + launch_K
