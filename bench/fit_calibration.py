@@ -40,6 +40,7 @@ EFFECTS = {
     "grouped_gemm_bf16_calibration": (0.4, 1.0),
     "grouped_gemm_fp8_calibration": (0.4, 1.0),
     "moe_elementwise_calibration": (1.0, 3.0),
+    "step_s_calibration": (5e-3, 0.2),
     "fp8_fine_scaling_calibration": (0.7, 1.0),
     "fp8_quantize_calibration": (0.7, 4.0),
     "host_dense_s_calibration": (5e-5, 2e-3),

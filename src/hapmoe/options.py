@@ -117,6 +117,8 @@ class StageTable:
     optimizer_s_K: FloatArray
     """Seconds per parameter held of the optimizer step, dense (divide by the shard is included)."""
     expert_optimizer_s_K: FloatArray
+    step_s: float
+    """Seconds that every step takes beside its work: norms, flags, data, logging, kernels launched one by one."""
 
     workspace_bytes_K: FloatArray
     """Communication buffers, allocator slack, framework context."""

@@ -212,9 +212,10 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         expert_sync_s_K=sync.expert_K,
         dense_gather_s_K=sync.dense_gather_K,
         expert_gather_s_K=sync.expert_gather_K,
-        sync_latency_s_K=sync.latency_K + efficiency.calibration["step_s_calibration"],
+        sync_latency_s_K=sync.latency_K,
         optimizer_s_K=adam * _optimizer_s(job, efficiency, (options.dp_K * options.cp_K).astype(np.float64)),
         expert_optimizer_s_K=adam * _optimizer_s(job, efficiency, options.edp_K.astype(np.float64)),
+        step_s=efficiency.calibration["step_s_calibration"],
         workspace_bytes_K=memory.workspace_bytes(pool, options) + calibrated(pool.tables, job, "workspace"),
         memory_limit_bytes=memory.memory_limit_bytes(pool),
     )

@@ -175,7 +175,7 @@ def stage_costs(
     gather = dense * table.dense_gather_s_K[k_X] + expert * table.expert_gather_s_K[k_X]
     if training.overlap_param_gather:
         gather = np.maximum(gather - overlapped * forward.sum(axis=1), gather / layers)
-    optimizer = dense * table.optimizer_s_K[k_X] + expert * table.expert_optimizer_s_K[k_X] + gather
+    optimizer = dense * table.optimizer_s_K[k_X] + expert * table.expert_optimizer_s_K[k_X] + gather + table.step_s
     return Costs(
         row_X=row,
         forward_XV=forward,
