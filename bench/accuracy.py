@@ -131,6 +131,11 @@ def kendall_tau(groups: dict[str, list[tuple[float, float]]]) -> float | None:
     return agree / total if total else None
 
 
+def alike(row: dict[str, Any]) -> str:
+    """Hardware and model: what rank correlation looks inside of."""
+    return f"{row['hw'].get('gpu')} {row['hw']['count']} {row['model']}"
+
+
 def summary(entries: list[tuple[dict[str, Any], float, float]]) -> dict[str, Any]:
     errors = sorted(abs(predicted / stated - 1) for _, predicted, stated in entries)
     if not errors:
@@ -138,8 +143,7 @@ def summary(entries: list[tuple[dict[str, Any], float, float]]) -> dict[str, Any
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, predicted, stated in entries:
         tokens = float(row["gbs"]) * float(row["seq"])
-        key = f"{row['hw'].get('gpu')} {row['hw']['count']} {row['model']}"
-        groups[key].append((predicted / tokens, stated / tokens))
+        groups[alike(row)].append((predicted / tokens, stated / tokens))
     return {
         "rows": len(errors),
         "median_ape": statistics.median(errors),
@@ -223,7 +227,13 @@ def show_left_out(paths: list[Path]) -> None:
     for name, residual in kinds.items():
         for part, chosen in (("overall", np.ones(len(rows), dtype=bool)), ("moe", moe), ("dense", ~moe)):
             size = np.abs(np.expm1(residual[chosen]))
-            print(f"{name + ', ' + part:46}{len(size):5} {np.median(size):7.1%} {np.percentile(size, 90):7.1%}")
+            groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+            for row, error, mine in zip(rows, residual, chosen, strict=True):
+                if mine:
+                    stated = row.stated_s / (float(row.row["gbs"]) * float(row.row["seq"]))
+                    groups[alike(row.row)].append((stated * float(np.exp(error)), stated))
+            errors = f"{np.median(size):7.1%} {np.percentile(size, 90):7.1%}"
+            print(f"{name + ', ' + part:46}{len(size):5} {errors} {kendall_tau(groups) or 0.0:15.2f}")
 
 
 if __name__ == "__main__":

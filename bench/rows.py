@@ -215,7 +215,9 @@ def pool_of(row: dict[str, Any]) -> Pool:
         if found:
             nics, rate, kind, source = count or int(found[1]), each, named, "the row"
             break
-    network = Network(nics_per_node=nics, nic_bytes_per_s=rate, latency_s=device.nic_latency_s, kind=kind, source=source)
+    network = Network(
+        nics_per_node=nics, nic_bytes_per_s=rate, latency_s=device.nic_latency_s, kind=kind, source=source
+    )
     nodes = -(-int(hw["count"]) // per_node)
     return Pool(name="pool", device=device, nodes=nodes, devices_per_node=per_node, network=network)
 

@@ -126,8 +126,10 @@ def test_a_device_defined_in_full() -> None:
         "scale_up": {"bandwidth": "100 GB/s"},
         "efficiency": "a100",
     }
-    network = {"nics_per_node": 4, "bandwidth": "200 Gb/s"}
+    network = {"nics_per_node": 4, "bandwidth": "200 Gb/s", "kind": "EFA"}
     cluster = load_cluster(one_pool(device=spec, network=network))
+    assert cluster.pools[0].network.kind == "efa"
+    assert load_cluster(cluster_to_dict(cluster)).pools[0].network.kind == "efa"
     device = cluster.pools[0].device
     assert (device.name, device.vendor, device.scale_up_domain, device.nics_per_node) == ("c500", "metax", 8, 4)
     assert device.sources["scale_up_latency_s"] == "ASSUMED" and not cluster.readings
@@ -199,6 +201,7 @@ def test_the_hash_is_of_the_meaning(tmp_path: Path) -> None:
         ({"network": {"bandwidth": "400 Kb/s"}}, "outside 1 Gb/s"),
         ({"network": {"bandwith": "400 Gb/s"}}, "did you mean bandwidth?"),
         ({"network": {"latency": "4 s"}}, "reads as 4e+06 us"),
+        ({"network": {"kind": "infiniband"}}, "is not one of efa, omni-path"),
         ({"network": {"latency": "4"}}, "has no unit"),
         ({"network": {"nics_per_node": 0}}, "nics_per_node: 0 is outside"),
         ({"network": "fast"}, "is not a mapping"),

@@ -89,6 +89,34 @@ def test_a_rack_is_one_scale_up_domain() -> None:
     assert float(group.nodes_K[0]) == 1
 
 
+def _on(pool: Pool, kind: str, nics: int, rate: float) -> Pool:
+    network = msgspec.structs.replace(pool.network, kind=kind, nics_per_node=nics, nic_bytes_per_s=rate)
+    return msgspec.structs.replace(pool, network=network)
+
+
+@pytest.mark.parametrize(
+    ("device", "nics", "ranks", "published"),
+    [
+        # bytes over seconds of 4096 tokens x 8 experts x 7168 in bf16 (awslabs/awsome-distributed-ai@95b939cdc5b2
+        # micro-benchmarks/expert-parallelism/ep-backend-comparison, NCCL at the payload of the EP test)
+        ("b300-288g-sxm", 16, 32, 94.0),
+        ("b300-288g-sxm", 16, 64, 74.0),
+        ("h100-80g-sxm", 8, 64, 40.4),
+        ("h100-80g-sxm", 8, 32, 45.1),
+    ],
+)
+def test_all_to_all_on_efa(device: str, nics: int, ranks: int, published: float) -> None:
+    pool, held = _on(pool_of(device, ranks // 8), "efa", nics, 50e9), 4096 * 8 * 7168 * 2.0
+    seconds = float(collective_s(pool, _group(ranks, 8), "all_to_all", np.array([held]))[0])
+    assert held / seconds / 1e9 == pytest.approx(published, rel=0.2)
+
+
+def test_nccl_leaves_most_of_omni_path_unused() -> None:
+    # 4 nodes of 4 V100, 4 links of 100 Gb/s: bus bandwidth 10.59 GB/s at 4 GB (bigscience experiments/bandwidth)
+    pool = msgspec.structs.replace(_on(pool_of("v100-32g-sxm", 4), "omni-path", 4, 12.5e9), devices_per_node=4)
+    assert _busbw(pool, "all_reduce", 16, 4, 4 * 2**30) == pytest.approx(10.59, rel=0.1)
+
+
 def test_all_to_all_across_nodes_is_bound_by_the_nics() -> None:
     pool = pool_of("h100-80g-sxm", 2)
     held = 256 * 2**20

@@ -24,7 +24,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -181,7 +181,8 @@ def _device(fields: Mapping[str, Any], pool: str, where: str, readings: list[str
     if not _NAME.fullmatch(name):
         raise InputError(f"{short(name)} cannot name a device", where=f"{place}.name", hint=_LETTERS)
     if like is None and "network" not in spec and isinstance(fields.get("network"), dict):
-        spec["network"] = {key: value for key, value in fields["network"].items() if key != "kind"}  # the pool says it; the device has no usual node of its own
+        # the pool says it; the device has no usual node of its own
+        spec["network"] = {key: value for key, value in fields["network"].items() if key != "kind"}
     device = build_device(name, spec, place, like=like)
     rows = tuple(dict.fromkeys(kind.efficiency for kind in load_catalog().values()))
     if device.efficiency not in rows:
@@ -198,12 +199,16 @@ def _network(value: object, device: Device, devices_per_node: int, where: str, r
     """The stated network; what is missing is the usual node's, with NICs in proportion to the devices."""
     fields = as_mapping(value, where, _NETWORK_KEYS)
     scaled = max(1, round(device.nics_per_node * devices_per_node / device.devices_per_node))
-    usual = {"nics_per_node": scaled, "bandwidth": device.nic_bytes_per_s, "latency": device.nic_latency_s}
-    read = {
+    usual: dict[str, Any] = {
+        "nics_per_node": scaled,
+        "bandwidth": device.nic_bytes_per_s,
+        "latency": device.nic_latency_s,
+    }
+    read: dict[str, Callable[[object, str], Any]] = {
         "nics_per_node": lambda raw, place: as_count(raw, place, 1, 64),
         "bandwidth": nic_bandwidth,
         "latency": nic_latency,
-        "kind": lambda raw, place: one_of(raw, place, network_kinds()),
+        "kind": lambda raw, place: one_of(raw, network_kinds(), place),
     }
     stated = {key: read[key](raw, f"{where}.{key}") for key, raw in fields.items()}
     if "bandwidth" in fields:

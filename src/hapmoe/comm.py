@@ -24,7 +24,17 @@ from hapmoe.measured import Collective, Measurements
 from hapmoe.options import FloatArray, IntArray, Options
 from hapmoe.tables.lookup import SOURCES, ratio_along, weights_among
 
-__all__ = ["Fabric", "Group", "collective_s", "collective_with_source", "fabric_of", "group_of", "network_kinds", "network_of", "send_s"]
+__all__ = [
+    "Fabric",
+    "Group",
+    "collective_s",
+    "collective_with_source",
+    "fabric_of",
+    "group_of",
+    "network_kinds",
+    "network_of",
+    "send_s",
+]
 
 
 @dataclass(frozen=True, slots=True)
