@@ -277,6 +277,7 @@ def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, wh
         slowest_G = _whole_layers(slowest_G, class_CGP[heavy], stages_GP, layers)
     params = np.stack([optimizer_s(problem, p) for p in range(len(tables))], axis=1)[k]
     optimizer_G = np.where(used_GP, params, np.inf).min(axis=1) / stages_GP.sum(axis=1)
+    optimizer_G += min(t.step_s for t in problem.tables)
     # one microbatch passes all layers there and back, however many there are
     once_CGP = np.stack([t.forward_CK + t.backward_CK for t in tables], axis=2)[:, k]
     whole_G = (counts[:, None] * np.where(used_GP, once_CGP, np.inf).min(axis=2)).sum(axis=0)

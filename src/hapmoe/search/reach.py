@@ -304,7 +304,8 @@ def _parts(problem: Problem, points: Points) -> _Parts:
         sends_G=places.sends_G,
         wrap_G=places.wrap_G,
         most_GS=most,
-        optimizer_G=pick([optimizer_s(problem, p) for p in range(len(tables))]).min(axis=1) / points.pp_G,
+        optimizer_G=pick([optimizer_s(problem, p) for p in range(len(tables))]).min(axis=1) / points.pp_G
+        + min(t.step_s for t in tables),
         ahead_GS=at * light.min(axis=1, keepdims=True),
         lead_GS=at * light_forward.min(axis=1, keepdims=True),
         ahead_layer_GS=_cheapest_ahead(np.where(vpp > 1, light, per_layer), number),
