@@ -10,8 +10,9 @@ import pytest
 from shapes_of import options_of, pool_of
 from small_worlds import random_cluster, random_job
 
-from hapmoe.cluster import Link, Pool
+from hapmoe.cluster import NETWORK_KINDS, Link, Pool
 from hapmoe.comm import Group, collective_s, group_of, send_s
+from hapmoe.efficiency import load_yaml
 from hapmoe.pricing import price, recompute_menu
 from hapmoe.search.pins import Pins
 from hapmoe.search.space import build_space
@@ -109,6 +110,10 @@ def test_all_to_all_on_efa(device: str, nics: int, ranks: int, published: float)
     pool, held = _on(pool_of(device, ranks // 8), "efa", nics, 50e9), 4096 * 8 * 7168 * 2.0
     seconds = float(collective_s(pool, _group(ranks, 8), "all_to_all", np.array([held]))[0])
     assert held / seconds / 1e9 == pytest.approx(published, rel=0.2)
+
+
+def test_every_kind_of_network_has_its_figures() -> None:
+    assert set(load_yaml("fabrics.yaml")["network_kinds"]) == set(NETWORK_KINDS)
 
 
 def test_nccl_leaves_most_of_omni_path_unused() -> None:

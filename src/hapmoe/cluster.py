@@ -9,7 +9,10 @@ import msgspec
 
 from hapmoe.measured import Measurements
 
-__all__ = ["Cluster", "Device", "Link", "Network", "Pool"]
+__all__ = ["NETWORK_KINDS", "Cluster", "Device", "Link", "Network", "Pool"]
+
+NETWORK_KINDS = ("efa", "omni-path")
+"""Networks that collectives fill less than InfiniBand and RoCE: ``network_kinds`` in data/fabrics.yaml."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +56,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     nic_bytes_per_s: float
     latency_s: float
     kind: str = ""
-    """"": InfiniBand or RoCE; else an entry of ``network_kinds`` in data/fabrics.yaml (efa, omni-path)."""
+    """One of NETWORK_KINDS; "": InfiniBand or RoCE."""
     source: str = ""
     """Where the figures come from: the cluster file, or the catalogue's usual node (ASSUMED)."""
 

@@ -30,8 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from hapmoe.catalog import CCLS, build_device, find_device, load_catalog
-from hapmoe.cluster import Cluster, Device, Link, Network, Pool
-from hapmoe.comm import network_kinds
+from hapmoe.cluster import NETWORK_KINDS, Cluster, Device, Link, Network, Pool
 from hapmoe.errors import InputError
 from hapmoe.fields import (
     as_count,
@@ -208,7 +207,7 @@ def _network(value: object, device: Device, devices_per_node: int, where: str, r
         "nics_per_node": lambda raw, place: as_count(raw, place, 1, 64),
         "bandwidth": nic_bandwidth,
         "latency": nic_latency,
-        "kind": lambda raw, place: one_of(raw, network_kinds(), place),
+        "kind": lambda raw, place: one_of(raw, NETWORK_KINDS, place),
     }
     stated = {key: read[key](raw, f"{where}.{key}") for key, raw in fields.items()}
     if "bandwidth" in fields:

@@ -31,7 +31,6 @@ __all__ = [
     "collective_with_source",
     "fabric_of",
     "group_of",
-    "network_kinds",
     "network_of",
     "send_s",
 ]
@@ -93,11 +92,6 @@ def _fabric(device: str, vendor: str, bytes_per_s: float) -> Fabric:
         for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     }
     return Fabric(name=chosen, mesh=bool(row.get("mesh")), inside=inside, table=tables)
-
-
-def network_kinds() -> tuple[str, ...]:
-    """Networks that differ from InfiniBand and RoCE in what collectives reach on them."""
-    return tuple(_tables()["network_kinds"])
 
 
 @lru_cache(maxsize=16)
