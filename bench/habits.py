@@ -135,7 +135,8 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
     distributed = distributed or par.get("optimizer") == "dist-optimizer"
     if par.get("optimizer") == "replicated":
         distributed = False
-    overlap = nemo or bool(extra.get("overlap_grad_param"))
+    # InternEvo reduces and gathers beside the passes (its configurations: reduce and broadcast overlap)
+    overlap = nemo or "InternEvo" in framework or bool(extra.get("overlap_grad_param"))
     return Training(
         seq_len=int(row["seq"]),
         global_batch_size=int(row["gbs"]),
