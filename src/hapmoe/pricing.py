@@ -178,7 +178,8 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         mtp_dense_K, mtp_expert_K = mtp_params(job, options, classes[inner])
     head = head.scaled(ratios.get("head"))
     sync = _Sync.of(job, pool, options)
-    adam = _optimizer_ratio(job, pool, efficiency) * calibrated(pool.tables, job, "optimizer")
+    beside = calibrated(pool.tables, job, "optimizer")
+    adam = _optimizer_ratio(job, pool, efficiency) * beside
     return StageTable(
         options=options,
         classes=classes,
@@ -215,7 +216,7 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         sync_latency_s_K=sync.latency_K,
         optimizer_s_K=adam * _optimizer_s(job, efficiency, (options.dp_K * options.cp_K).astype(np.float64)),
         expert_optimizer_s_K=adam * _optimizer_s(job, efficiency, options.edp_K.astype(np.float64)),
-        step_s=efficiency.calibration["step_s_calibration"],
+        step_s=beside * efficiency.calibration["step_s_calibration"],
         workspace_bytes_K=memory.workspace_bytes(pool, options) + calibrated(pool.tables, job, "workspace"),
         memory_limit_bytes=memory.memory_limit_bytes(pool),
     )
