@@ -201,6 +201,7 @@ def _interleaved_program(pp: int, vpp: int, num_microbatches: int, group: int, e
         order[warmup + 1 : 2 * total - warmup : 2] = backward[: total - warmup]
         order[2 * total - warmup :] = backward[total - warmup :]
         orders.append([stage * total + operation for operation in order])
+    needs, links = _dependencies(pp, total, num_microbatches)
     place = [0] * (2 * size)
     at, last = [0] * pp, [0] * pp
     steps: list[tuple[int, int, int, int]] = []
@@ -208,33 +209,35 @@ def _interleaved_program(pp: int, vpp: int, num_microbatches: int, group: int, e
     while moved:
         moved = False
         for stage, order in enumerate(orders):
-            position = at[stage]
-            while position < len(order):
+            before = last[stage]
+            for position in range(at[stage], 2 * total):
                 operation = order[position]
-                needs, link = _dependency(pp, vpp, num_microbatches, operation)
-                if needs >= 0 and not place[needs]:
+                other = needs[operation]
+                if other >= 0 and not place[other]:
+                    at[stage] = position
                     break
-                steps.append((operation // num_microbatches, last[stage], place[needs] if needs >= 0 else 0, link))
+                ready = place[other] if other >= 0 else 0
+                steps.append((operation // num_microbatches, last[stage], ready, links[operation]))
                 place[operation] = last[stage] = len(steps)
-                position += 1
-            moved = moved or position > at[stage]
-            at[stage] = position
+            else:
+                at[stage] = 2 * total
+            moved = moved or last[stage] > before
     assert len(steps) == 2 * size, "the interleaved schedule deadlocks"
     return _Program(tuple(steps), tuple(place), tuple(last))
 
 
-def _dependency(pp: int, vpp: int, num_microbatches: int, operation: int) -> tuple[int, int]:
-    """What an operation waits for on another stage, and over which link; (-1, 0): nothing."""
-    total, size = num_microbatches * vpp, pp * vpp * num_microbatches
-    if operation < size:
-        if operation >= total:
-            return operation - total, operation // total - 1
-        return (operation + size - total - num_microbatches, pp - 1) if operation >= num_microbatches else (-1, 0)
-    if operation < 2 * size - total:
-        return operation + total, (operation - size) // total
-    # The last chunk's backward follows its own forward, which the stage's order already gives.
-    following = operation - size + total + num_microbatches
-    return (following, pp - 1) if following < size + total else (-1, 0)
+def _dependencies(pp: int, total: int, num_microbatches: int) -> tuple[list[int], list[int]]:
+    """What each operation waits for on another stage (-1: nothing), and over which link.
+
+    ``total``: forwards of one stage. A forward waits for that of the stage before, of the first stage for that of
+    the last stage's chunk before; a backward the other way round. The last chunk's backward follows its own forward,
+    which the stage's order already gives.
+    """
+    size, nothing = pp * total, [-1] * num_microbatches
+    forward = [*nothing, *range(size - total, size - num_microbatches), *range(size - total)]
+    backward = [*range(size + total, 2 * size), *range(size + num_microbatches, size + total), *nothing]
+    links = [stage for stage in (pp - 1, *range(pp - 1), *range(pp)) for _ in range(total)]
+    return forward + backward, links
 
 
 def interleaved_ends(

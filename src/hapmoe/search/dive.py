@@ -24,9 +24,9 @@ from hapmoe.search.state import State, pause
 
 __all__ = ["first_plan"]
 
-SEEDS = 16
+SEEDS = 8
 """Options that are tried at once."""
-RANKED = 1024
+RANKED = 256
 """Options with the lowest bounds whose memory is looked at before the first are tried."""
 PARTS = (1, 2, 4)
 """Stages that are tried of each pool: all, every second, every fourth."""

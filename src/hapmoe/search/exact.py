@@ -169,13 +169,14 @@ def _runners_up(problem: Problem, state: State, option_K: IntArray, most: int) -
     steps = dict.fromkeys(seen, state.best)
     for begin in range(0, min(len(order), RUNNERS_UP), AT_ONCE):
         some = order[begin : begin + AT_ONCE]
-        if len(steps) >= most and sorted(steps.values())[most - 1] <= bound[some[0]]:
-            return
         some = [some[number] for number in state.may(problem, [settings[g] for g in some])]
         for vpp in sorted({settings[g].vpp for g in some}):
-            group = [g for g in some if settings[g].vpp == vpp]
+            below = min([ceiling, *sorted(steps.values())[most - 1 : most]])
+            group = [g for g in some if settings[g].vpp == vpp and bound[g] < below]
+            if not group:
+                continue
             mine, reached = [settings[g] for g in group], [high[g] for g in group]
-            for step, setting, solution in solve_each(problem, mine, bound[group], reached, ceiling):
+            for step, setting, solution in solve_each(problem, mine, bound[group], reached, below):
                 kind = _kind(problem, setting)
                 steps[kind] = min(step, steps.get(kind, np.inf))
                 state.found.append((step, setting, solution))
