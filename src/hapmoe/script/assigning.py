@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
-from .assoc import check_subscript
+from .assoc import check_subscript, pass_empty_key
 from .state import Var
 from .syntax import ArrayLiteral, Assign, Literal, Word
 from .values import MARK, Text, Unknown
@@ -52,7 +52,8 @@ def _pairs(shell: Shell, name: str, literal: ArrayLiteral, items: dict[int | str
     for place in range(0, len(words), 2):
         key = words[place].text
         if not key:
-            continue  # bash says that it is a bad subscript, and goes on
+            pass_empty_key(shell, name)
+            continue
         if MARK.search(key):
             raise InputError("a key of an associative array is not known", where=shell.where())
         value = words[place + 1] if place + 1 < len(words) else Text("", words[place].where)
@@ -94,7 +95,8 @@ def assign_array(
             key = index_of(shell, var, key_source)
             text = text_of(shell, word)
             if key == "":
-                continue  # bash says that it is a bad subscript, and goes on
+                pass_empty_key(shell, name)
+                continue
             check_subscript(shell, name, key)
             if key is None or (isinstance(key, str) and MARK.search(key)):
                 mark = shell.world.marks.mark(

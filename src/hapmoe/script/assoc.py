@@ -10,7 +10,7 @@ from .control import Control
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["assoc_keys", "check_subscript"]
+__all__ = ["assoc_keys", "check_subscript", "pass_empty_key"]
 
 
 def assoc_keys(items: Iterable[Any]) -> list[int | str]:
@@ -34,3 +34,9 @@ def check_subscript(shell: Shell, name: str, key: int | str | None) -> None:
         shell.world.notes.append(f"{shell.where()}: {name}[{key}]: bad array subscript")
         shell.state.status = 1
         raise Control("exit" if "errexit" in shell.state.options else "abort")
+
+
+def pass_empty_key(shell: Shell, name: str) -> None:
+    """An empty key within a list: bash says that it is a bad subscript and goes on, but not under ``set -e``."""
+    if "errexit" in shell.state.options:
+        check_subscript(shell, name, "")

@@ -87,7 +87,11 @@ def _call(shell: Shell, name: str, args: list[Text]) -> None:
         within_function(
             shell, lambda: shell.nested(lambda: bounded(shell, ("return",), lambda: shell.node(function.body)))
         )
+    except Control as control:
+        shell.world.dropped_call |= control.kind == "abort"
+        raise
     finally:
+        shell.world.dropped_call |= any(each.kind == "abort" for each in shell.pending)
         shell.calls.pop()
         shell.frames.pop()
         shell.file = outer_file

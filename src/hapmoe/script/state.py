@@ -77,6 +77,8 @@ class World:
     """Functions by identity: the node, the file it stands in, and that file's name as the script gave it."""
     outside: bool = False
     """A program that is not followed has run, which may have written files."""
+    dropped_call: bool = False
+    """An error may have dropped a call before it returned."""
     volatile: set[str] = field(default_factory=set)
     """Variables that a trap may change between any two commands."""
     aliases: dict[str, str] = field(default_factory=dict)

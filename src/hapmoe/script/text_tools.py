@@ -71,15 +71,35 @@ def sort(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 
 def xargs(shell: Shell, args: list[str], stdin: str | None) -> Result:
-    """``xargs`` that echoes: white space becomes one blank."""
-    one = args[:1] in (["-n1"], ["-L1"]) or args[:2] == ["-n", "1"]
-    rest = args[(2 if args[:1] == ["-n"] else 1) if one else 0 :]
-    if stdin is not None and len(stdin) > _MOST_WORDS_BYTES:
+    """``xargs`` that echoes: words with one blank between, all in one line, a line each, or as their lines were."""
+    each = args[:1] in (["-n1"], ["-L1"]) or args[:2] in (["-n", "1"], ["-L", "1"])
+    by_line = each and args[0].startswith("-L")
+    rest = args[(2 if args[0] in ("-n", "-L") else 1) if each else 0 :]
+    if stdin is None or len(stdin) > _MOST_WORDS_BYTES or rest not in ([], ["echo"]) or MARK.search(stdin):
         return UNKNOWN
-    if rest not in ([], ["echo"]) or stdin is None or re.search(r"[\"'\\]", stdin) or MARK.search(stdin):
+    if re.search(r"[^\S \t\n]|\\|\0", stdin) or (by_line and re.search(r"[ \t](\n|$)", stdin)):
         return UNKNOWN
-    words = stdin.split()
-    return ("".join(word + "\n" for word in words) if one and words else " ".join(words) + "\n"), 0
+    lines = [_unquoted(line) for line in stdin.split("\n")]
+    known = [line for line in lines if line is not None]
+    if len(known) < len(lines):
+        return (
+            None,
+            1,
+        )  # a quote that its line does not close; whether words before it are echoed depends on the version
+    words = [word for line in known for word in line]
+    calls = [line for line in known if line] if by_line else [[word] for word in words] if each else [words]
+    if any(call and re.match(r"-[neE]+$|--(help|version)$", call[0]) for call in calls):
+        return UNKNOWN
+    return joined([" ".join(call) for call in calls or [[]]]), 0
+
+
+def _unquoted(line: str) -> list[str] | None:
+    """The words of a line of input to ``xargs``; None when a quote is not closed."""
+    piece = r"""[^ \t"']+|"[^"]*"|'[^']*'"""
+    if not re.fullmatch(rf"(?:[ \t]|{piece})*", line):
+        return None
+    words = re.findall(rf"(?:{piece})+", line)
+    return [re.sub(r"""\"([^"]*)\"|'([^']*)'""", lambda quoted: quoted[1] or quoted[2] or "", word) for word in words]
 
 
 def paste(shell: Shell, args: list[str], stdin: str | None) -> Result:

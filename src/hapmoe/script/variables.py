@@ -278,6 +278,12 @@ def elements(shell: Shell, name: str) -> tuple[list[Text], str]:
 def _frames(shell: Shell, name: str) -> list[Text]:
     """``FUNCNAME``, which is set within functions only, or ``BASH_SOURCE``: from the innermost call outwards."""
     if name == "FUNCNAME":
+        if shell.world.dropped_call and not shell.calls:
+            raise InputError(
+                "FUNCNAME is read outside functions after an error dropped a call, which bash does not clean up after",
+                where=shell.where(),
+                hint="mend the error",
+            )
         return [Text(frame[0], shell.where()) for frame in reversed(shell.frames)] if shell.calls else []
     return [Text(frame[1], shell.where()) for frame in reversed(shell.frames)]
 
