@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
 
-from .assoc import check_subscript, pass_empty_key
+from .assoc import pass_bad_key
 from .state import Var
 from .syntax import ArrayLiteral, Assign, Literal, Word
 from .values import MARK, Text, Unknown
@@ -52,7 +52,7 @@ def _pairs(shell: Shell, name: str, literal: ArrayLiteral, items: dict[int | str
     for place in range(0, len(words), 2):
         key = words[place].text
         if not key:
-            pass_empty_key(shell, name)
+            pass_bad_key(shell, name, key)
             continue
         if MARK.search(key):
             raise InputError("a key of an associative array is not known", where=shell.where())
@@ -92,12 +92,11 @@ def assign_array(
     for key_source, appends, word in literal.elements:
         shell.world.step(shell.where(word.line))
         if key_source is not None:
-            key = index_of(shell, var, key_source)
+            key = index_of(shell, var if var.assoc else replace(var, items=items), key_source)
             text = text_of(shell, word)
-            if key == "":
-                pass_empty_key(shell, name)
+            if key == "" or (isinstance(key, int) and key < 0):
+                pass_bad_key(shell, name, key)
                 continue
-            check_subscript(shell, name, key)
             if key is None or (isinstance(key, str) and MARK.search(key)):
                 mark = shell.world.marks.mark(
                     Unknown("an array place that is not known", "", shell.where(), single=False)

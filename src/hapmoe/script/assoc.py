@@ -10,7 +10,7 @@ from .control import Control
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["assoc_keys", "check_subscript", "pass_empty_key"]
+__all__ = ["assoc_keys", "check_subscript", "pass_bad_key"]
 
 
 def assoc_keys(items: Iterable[Any]) -> list[int | str]:
@@ -36,7 +36,7 @@ def check_subscript(shell: Shell, name: str, key: int | str | None) -> None:
         raise Control("exit" if "errexit" in shell.state.options else "abort")
 
 
-def pass_empty_key(shell: Shell, name: str) -> None:
-    """An empty key within a list: bash says that it is a bad subscript and goes on, but not under ``set -e``."""
+def pass_bad_key(shell: Shell, name: str, key: int | str | None) -> None:
+    """A bad subscript that is read, or stands in a list: bash says so and goes on, but not under ``set -e``."""
     if "errexit" in shell.state.options:
-        check_subscript(shell, name, "")
+        check_subscript(shell, name, key)

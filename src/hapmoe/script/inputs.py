@@ -168,7 +168,9 @@ def read(shell: Shell, args: list[str]) -> None:
         names = names[:1]
     else:
         line, found, rest = stdin.partition(delimiter) if delimiter else (stdin, "", "")
-        while not raw and line.endswith("\\") and found == "\n":
+        if not raw and "\\" in line and delimiter != "\n":
+            raise InputError("read -d of text with backslashes is not followed", where=shell.where(), hint="add -r")
+        while not raw and found == "\n" and (len(line) - len(line.rstrip("\\"))) % 2:
             more, found, rest = rest.partition("\n")
             line = line[:-1] + more
         count = int(options["n"]) if options.get("n", "").isdigit() else len(line)
@@ -176,7 +178,11 @@ def read(shell: Shell, args: list[str]) -> None:
             line, found, rest = line[:count], "\n", line[count:] + found + rest
     wild = "".join(mark for mark in MARK.findall(line) if not shell.world.marks.of(mark)[0].single)
     _left(shell, fd, wild + rest)  # what is not known may hold further lines, or none
-    if not raw:
+    if not raw and "\\" in line:
+        ifs = scalar(shell, "IFS")
+        kept = re.findall(r"\\(.?)", line)  # bash does not split at a character that a backslash escapes
+        if any(each in (ifs.text if ifs else " \t\n") or MARK.search(each) for each in kept):
+            raise InputError("read of escaped separators is not followed", where=shell.where(), hint="add -r")
         line = re.sub(r"\\(.)", r"\1", line)
     _split_into(
         shell, line, [array] if array else names, array=bool(array), whole="N" in options or not (words or array)

@@ -189,6 +189,8 @@ def _is_set(shell: Shell, text: str) -> bool | None:
     if index in ("@", "*"):
         values, mark = elements(shell, name)
         return None if mark else bool(values)
+    if index == "":
+        return False
     found = shell.state.find(resolve(shell, name)[0])
     if found and found[1].mark:
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hapmoe.errors import InputError
 
 from .arithmetic import Number, evaluate
-from .assoc import assoc_keys, check_subscript
+from .assoc import assoc_keys, check_subscript, pass_bad_key
 from .launched import product
 from .state import Var
 from .values import MARK, Text, Unknown, is_secret_name
@@ -229,6 +229,8 @@ def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
             values = _frames(shell, name)
             place = number(shell, index)
             return values[place] if place is not None and 0 <= place < len(values) else None
+        if index not in (None, "0", "@", "*") and name not in SITE and name not in _SITE_ARRAYS:
+            pass_bad_key(shell, name, number(shell, index))
         return provided(shell, name) if index in (None, "0") or name in _SITE_ARRAYS else None
     var = found[1]
     if var.mark:
@@ -239,8 +241,11 @@ def scalar(shell: Shell, name: str, index: str | None = None) -> Text | None:
             shell.where(),
         )
     if var.items is None:
-        return var.value if index is None or (not var.assoc and number(shell, index) == 0) else None
+        place = 0 if index is None else None if var.assoc else number(shell, index)
+        pass_bad_key(shell, name, place)
+        return var.value if place == 0 else None
     key = index_of(shell, var, index if index is not None else "0")
+    pass_bad_key(shell, name, key)
     if key is None or (isinstance(key, str) and MARK.search(key)):
         return Text(
             shell.world.marks.mark(
