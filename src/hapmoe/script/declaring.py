@@ -160,6 +160,10 @@ def unset(shell: Shell, name: str) -> None:
             shell.state.scopes[0][name] = Var()
         return
     scope, var = found
+    if index is not None and var.mark:
+        return  # an array that is not known stays so without one element
+    if index is not None and var.items is None and index != "0":
+        raise InputError(f"an element of {name}, which is no array, is unset", where=shell.where())
     if index is None or var.items is None:
         if len(shell.state.scopes) > 1 and scope is shell.state.scopes[-1]:
             scope[name] = Var()
@@ -169,4 +173,6 @@ def unset(shell: Shell, name: str) -> None:
                 scope[name] = Var()
         return
     key = index_of(shell, var, index)
+    if key is None or (isinstance(key, str) and MARK.search(key)):
+        raise InputError(f"which element of {name} is unset is not known", where=shell.where())
     scope[name] = replace(var, items={k: v for k, v in var.items.items() if k != key})
