@@ -142,7 +142,7 @@ def _search_counts(
 
 LIKELY = 24
 """Options with the lowest bounds among which the next-best plans are looked for."""
-RUNNERS_UP, AT_ONCE = 48, 8
+RUNNERS_UP, AT_ONCE = 32, 8
 """Grid points looked at for the next-best plans, and how many at once."""
 SLOWER = 1.3
 """By how much slower they may be."""
