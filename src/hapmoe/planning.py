@@ -30,6 +30,10 @@ UPSTREAM, UNEQUAL = "megatron", "megatron-hetero"
 __all__ = ["Planned", "artefacts", "plan_job", "report_of", "trace_of"]
 
 
+COMPARED_S = 10.0
+"""How long the uniform plan of the comparison is looked for at the most, where no time limit is given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """What ``hapmoe plan`` found: the search's result and what it is held against."""
@@ -111,11 +115,13 @@ def _comparisons(
     time_limit_s: float | None,
 ) -> tuple[Comparison, ...]:
     """The best uniform plan, the script's own degrees and, asked for, other back ends."""
-    uniform = search(
-        job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=time_limit_s
-    )
+    limit_s = COMPARED_S if time_limit_s is None else time_limit_s
+    uniform = search(job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=limit_s)
     step = uniform.estimate.step_s if uniform.estimate else None
     note = "equal layers, one recomputation for all stages" if uniform.estimate else "no uniform plan fits"
+    cut = uniform.report is not None and any(reason.startswith("the time limit") for reason in uniform.report.reasons)
+    if uniform.gap > 0 or cut:
+        note = f"the best found within {limit_s:g} s" if uniform.estimate else f"none found within {limit_s:g} s"
     others: tuple[Comparison, ...] = ()
     if degrees_may_differ(job, cluster, backend):
         same = search(

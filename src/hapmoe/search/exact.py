@@ -109,7 +109,9 @@ def _search_options(problem: Problem, state: State, order: IntArray, bound_K: Fl
         size = min(2 * size, MOST_CHUNK)
         # those with too many stage counts to list come last
         state.bound = float(min(bound_K[chunk[0]], bound_K[postponed].min(initial=np.inf)))
-        option, stages, bound, unlisted = expand_counts(problem, chunk[bound_K[chunk] < state.best], state.best)
+        option, stages, bound, unlisted = expand_counts(
+            problem, chunk[bound_K[chunk] < state.best], state.best, state.uniform
+        )
         postponed = np.concatenate([postponed, np.asarray(unlisted, np.int64)])
         settled += len(chunk)
         ahead = bound_K[np.concatenate([order[settled : settled + 1], postponed])]
@@ -120,7 +122,7 @@ def _search_options(problem: Problem, state: State, order: IntArray, bound_K: Fl
     later = postponed[bound_K[postponed] < state.best]
     if len(later):
         state.bound = float(bound_K[later].min())
-        option, stages, bound, unlisted = expand_counts(problem, later, state.best)
+        option, stages, bound, unlisted = expand_counts(problem, later, state.best, state.uniform)
         left = float(bound_K[unlisted].min(initial=np.inf))
         _search_counts(problem, state, option, stages, bound, left)
         state.open_bound = min(state.open_bound, left)

@@ -53,9 +53,9 @@ def fullest_counts(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntA
 
 
 def expand_counts(
-    problem: Problem, option_K: IntArray, best_s: float
+    problem: Problem, option_K: IntArray, best_s: float, even: bool = False
 ) -> tuple[IntArray, IntArray, FloatArray, list[int]]:
-    """All stage counts of some options whose bound is below ``best_s``.
+    """All stage counts of some options whose bound is below ``best_s``; ``even``: only those that divide the layers.
 
     Returns option [G], stages [G, P], their bounds [G] in ascending order, and the options that have
     too many counts to list.
@@ -71,6 +71,7 @@ def expand_counts(
         step, most = limits[: len(problem.tables)], limits[len(problem.tables) :]
         vectors = count_vectors(most, step, np.zeros_like(most), layers, FEW_VECTORS)
         if vectors is not None:
+            vectors = vectors[layers % vectors.sum(axis=1) == 0] if even else vectors
             parts.append(_fast_enough(problem, mine, vectors, best_s))
             continue
         for k in mine.tolist():
@@ -78,6 +79,7 @@ def expand_counts(
             if vectors is None:
                 unlisted.append(k)
             else:
+                vectors = vectors[layers % vectors.sum(axis=1) == 0] if even else vectors
                 parts.append(_fast_enough(problem, np.asarray([k]), vectors, best_s))
     option, stages = (np.concatenate(column) for column in zip(*parts, strict=True))
     option, stages = distinct(problem, option, stages, unique=False)
