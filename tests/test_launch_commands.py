@@ -174,3 +174,14 @@ def test_report_and_trace_of_a_hand_written_plan(folder: Path) -> None:
     report = (folder / "report.html").read_text()
     assert f'data-field="step_s" data-value="{step_s}"' in report
     assert hapmoe(folder, "trace", "plan.json", "--cluster", "cluster.yaml").returncode == 2
+
+
+def test_a_comparison_that_was_cut_does_not_say_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hapmoe as library
+    from hapmoe import planning
+
+    job = library.extract(SCRIPT)
+    cluster = library.load_cluster(EXAMPLES / "clusters" / "a100-910b.yaml")
+    monkeypatch.setattr(planning, "COMPARED_S", 0.0)
+    uniform = plan_job(job, cluster, settings=("vpp=1",)).comparisons[0]
+    assert uniform.name == "best uniform plan" and "found within 0 s" in uniform.note

@@ -22,6 +22,7 @@ from hapmoe.runnable import LOOK_AT, back_end_settings, legal_first, needs_look
 from hapmoe.search import Problem, Progress, Restrictions, pose_for, search, seeker_for, split_settings
 from hapmoe.search.pareto import fewer_devices, less_memory
 from hapmoe.search.per_pool import degrees_may_differ
+from hapmoe.search.state import NO_TIME
 from hapmoe.search.usage import Seeker
 from hapmoe.summary import Comparison
 
@@ -119,8 +120,7 @@ def _comparisons(
     uniform = search(job, cluster, planner="uniform", backend=backend, problem=problem, top=1, time_limit_s=limit_s)
     step = uniform.estimate.step_s if uniform.estimate else None
     note = "equal layers, one recomputation for all stages" if uniform.estimate else "no uniform plan fits"
-    cut = uniform.report is not None and any(reason.startswith("the time limit") for reason in uniform.report.reasons)
-    if uniform.gap > 0 or cut:
+    if uniform.gap > 0 or (uniform.report is not None and NO_TIME in uniform.report.reasons):
         note = f"the best found within {limit_s:g} s" if uniform.estimate else f"none found within {limit_s:g} s"
     others: tuple[Comparison, ...] = ()
     if degrees_may_differ(job, cluster, backend):

@@ -45,6 +45,7 @@ from hapmoe.search.counts import sequences, stage_counts
 from hapmoe.search.misses import nearest_misses
 from hapmoe.search.problem import Problem
 from hapmoe.search.space import legal_vpp
+from hapmoe.search.state import NO_TIME
 from hapmoe.stagecost import Costs, Slots, stage_costs
 
 __all__ = ["DELTA", "ETA", "paper_iteration_s", "search_hsdp"]
@@ -331,7 +332,7 @@ def _result(
 ) -> SearchResult:
     counts = {name: many for name, many in sorted(pruned.items()) if many}
     if not found:
-        reasons = ("the time limit passed before a plan was found",) if cut else nearest_misses(problem)
+        reasons = (NO_TIME,) if cut else nearest_misses(problem)
         if pruned["load balance"] and not cut:
             reasons = (f"load balance (delta) rules out {pruned['load balance']} combinations", *reasons)
         wall = time.perf_counter() - began

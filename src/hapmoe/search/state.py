@@ -12,8 +12,11 @@ import numpy as np
 from hapmoe.search.problem import Problem, Setting
 from hapmoe.search.split import Solution
 
-__all__ = ["OutOfTimeError", "Progress", "State", "keep", "pause"]
+__all__ = ["NO_TIME", "OutOfTimeError", "Progress", "State", "keep", "pause"]
 
+
+NO_TIME = "the time limit passed before a plan was found"
+"""The reason of a search that was cut with empty hands."""
 
 Progress = Callable[[int, int, float, float], None]
 """progress(options settled, options, best step, lower bound)."""
