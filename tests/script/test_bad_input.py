@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from bash_oracle import BASH
 
 from hapmoe.errors import InputError
 from hapmoe.script import read_command, read_script
@@ -94,6 +96,45 @@ def test_refused_quickly(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "\n" not in str(caught.value)
     assert caught.value.where
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("for i in a; do\ndone", False),
+        ("for i in a; do\n# left out\ndone", False),
+        ("while false; do\ndone", False),
+        ("while\ndo :; done", False),
+        ("if true; then\nfi", False),
+        ("if true; then :; elif true; then\nfi", False),
+        ("if true; then :; else\nfi", False),
+        ("(\n)", False),
+        ("{\n}", False),
+        ("f() { }", False),
+        ("f() {\n# nothing\n}", False),
+        ("f()\necho a", False),
+        ("function f\necho a", False),
+        ("f() g() { :; }", False),
+        ("X=$(for i in a; do\ndone)", False),
+        ("X=$( ) Y=`` Z=$(# nothing\n)", True),
+        ("case a in a) ;; b)\nesac", True),
+        ("for i in; do :; done", True),
+        ("f() (:)", True),
+        ("f() if true; then :; fi", True),
+        ("f() { :; } > /dev/null", True),
+        ("function f { :\n}", True),
+    ],
+)
+def test_commands_that_are_missing(text: str, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body without a command is an error in bash, which `bash -n` tells too."""
+    assert (subprocess.run([BASH, "-n", "-c", text], capture_output=True, check=False).returncode == 0) == right
+    monkeypatch.chdir(tmp_path)
+    Path("t.sh").write_text(f"{text}\n{_TRAIN}")
+    if right:
+        assert len(read_script("t.sh").argv) == 2
+        return
+    with pytest.raises(InputError, match="syntax error|compound command"):
+        read_script("t.sh")
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

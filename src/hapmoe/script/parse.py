@@ -87,8 +87,9 @@ class Parser(Conditions):
             raise self.fail(f"syntax error near {self.text[self.pos : self.pos + 20].split()[0]!r}")
         return Item(node, background, line)
 
-    def _body(self, *enders: str) -> Program:
-        """Commands up to one of the reserved words or operators in ``enders`` (kept for the caller)."""
+    def _body(self, *enders: str, may_be_empty: bool = False) -> Program:
+        """Commands up to one of the reserved words or operators in ``enders`` (kept for the caller); bash wants one
+        at least, a comment is none."""
         self.deeper()
         line = self.line()
         items: list[Item] = []
@@ -96,7 +97,7 @@ class Parser(Conditions):
             self._newlines_and_blanks()
             if self.pos >= self.end:
                 raise self.fail(f"the end of the file stands before {' or '.join(enders)}", line)
-            if self._at(*enders):
+            if self._at(*enders) and (items or may_be_empty):
                 break
             if self._at(*_ENDERS) or self.peek(")") or self.peek(";;") or self.peek(";&"):
                 raise self.fail(f"syntax error near {self.text[self.pos : self.pos + 20].split()[0]!r}")
@@ -104,9 +105,9 @@ class Parser(Conditions):
         self.depth -= 1
         return tuple(items)
 
-    def commands_until_paren(self, line: int) -> Program:
+    def commands_until_paren(self, line: int, *, may_be_empty: bool = True) -> Program:
         outer, self._heredocs = self._heredocs, []
-        body = self._body(")")
+        body = self._body(")", may_be_empty=may_be_empty)
         self._heredocs = outer
         self.pos += 1
         return body
@@ -170,7 +171,7 @@ class Parser(Conditions):
                 return node
         if self.peek("("):
             self.pos += 1
-            return Subshell(self.commands_until_paren(line), line)
+            return Subshell(self.commands_until_paren(line, may_be_empty=False), line)
         match = RESERVED.match(self.text, self.pos)
         word = match.group() if match else ""
         if word in ("if", "while", "until", "for", "select", "case", "function", "{", "[["):
@@ -190,9 +191,15 @@ class Parser(Conditions):
         function = _FUNCTION.match(self.text, self.pos)
         if function:
             self.pos = function.end()
-            self._newlines_and_blanks()
-            return Function(function.group(1), self._command(), line)
+            return self._function(function.group(1), line)
         return None
+
+    def _function(self, name: str, line: int) -> Function:
+        self._newlines_and_blanks()
+        body = self._command()
+        if isinstance(body, (Simple, Function)):
+            raise self.fail("the body of a function is no { } or other compound command", line)
+        return Function(name, body, line)
 
     def _reserved(self, word: str, line: int) -> Node:
         if word == "if":
@@ -219,8 +226,7 @@ class Parser(Conditions):
         self._blanks()
         if self.peek("("):
             self.pos = self.text.index(")", self.pos) + 1
-        self._newlines_and_blanks()
-        return Function(name.source, self._command(), line)
+        return self._function(name.source, line)
 
     def _if(self, line: int) -> If:
         clauses = []
@@ -307,7 +313,7 @@ class Parser(Conditions):
                     break
                 self.pos += 1
             self._expect(")")
-            body = self._body(";;", ";&", "esac")
+            body = self._body(";;", ";&", "esac", may_be_empty=True)
             ender = next((mark for mark in (";;&", ";;", ";&") if self.peek(mark)), "")
             self.pos += len(ender)
             items.append((tuple(patterns), body, ender or ";;"))
