@@ -133,7 +133,7 @@ def test_commands_that_are_missing(text: str, right: bool, tmp_path: Path, monke
     if right:
         assert len(read_script("t.sh").argv) == 2
         return
-    with pytest.raises(InputError, match="syntax error|compound command"):
+    with pytest.raises(InputError, match=r"syntax error|compound command"):
         read_script("t.sh")
 
 
