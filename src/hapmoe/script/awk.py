@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["awk"]
 
 _PROGRAM = re.compile(
-    r"\s*(BEGIN)?\s*\{\s*(?:print\s*(?P<items>.*?)|printf\s*\(?\s*\"(?P<format>[^\"\\%]*(?:%(?:d|s|\.\d+f|i|\.0f)(?:\\n)?[^\"\\%]*)?)\"\s*,(?P<value>.*?)\)?)\s*;?\s*\}\s*",
+    r"\s*(BEGIN)?\s*\{\s*(?:print(?!f)\s*(?P<items>.*?)|printf\s*\(?\s*\"(?P<format>[^\"\\%]*(?:%(?:d|s|\.\d+f|i|\.0f)(?:\\n)?[^\"\\%]*)?)\"\s*,(?P<value>.*?)\)?)\s*;?\s*\}\s*",
     re.DOTALL,
 )
+_WRONG = re.compile(r"^\s*[*%^]|([*%^]|(?<![-+])[-+])\s*$")
+"""An expression that lacks its first or last number: a variable in it was empty. An error in every awk."""
 _EXPRESSION = re.compile(r"(?:[\w.]+|[-+*/%^() \t])+")
 
 
@@ -39,6 +41,8 @@ def awk(shell: Shell, args: list[str], stdin: str | None) -> Result:
     program = _PROGRAM.fullmatch(words.pop(0)) if words and not words[0].startswith("-") else None
     if program is None or MARK.search(program.group()):
         return UNKNOWN
+    if program.group(1) and _WRONG.search(program["value"] or program["items"] or "1"):
+        return "", 2
     try:
         if program.group(1):
             return _begun(program, names)
@@ -49,15 +53,18 @@ def awk(shell: Shell, args: list[str], stdin: str | None) -> Result:
 
 def _begun(program: re.Match[str], names: dict[str, Any]) -> Result:
     """``BEGIN { print 3 * 4 }``."""
+    if program["format"] is None and not program["items"].strip():
+        return "\n", 0  # the whole line, of which there is none
     if program["format"] is None:
         return _shown(_number(program["items"], names)) + "\n", 0
     value = _number(program["value"], names)
     form = program["format"].replace("\\n", "\n")
     if "%" not in form:
         return UNKNOWN
-    whole = re.search(r"%[di]", form)
-    _shown(value)
-    return form % (int(value) if whole else _shown(value) if "%s" in form else value), 0
+    if whole := re.search(r"%[dis]", form):
+        _shown(value)
+        return form % (_shown(value) if whole.group() == "%s" else int(value)), 0
+    return form % value, 0
 
 
 def _number(text: str, names: dict[str, Any]) -> float:

@@ -20,6 +20,10 @@ def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[
     if not redirects:
         run()
         return
+    if any(each.op == "<" and not text_of(shell, each.target).text for each in redirects):
+        shell.state.status = 1  # "No such file or directory", or "ambiguous redirect": the command is not run
+        shell.errexit()
+        return
     outer, stdin, inputs, merged = shell.state.out, shell.state.stdin, dict(shell.state.inputs), shell.merged
     sink: tuple[str, bool] | None = None
     elsewhere = errors = apart = False

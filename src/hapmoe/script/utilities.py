@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .arithmetic import ArithmeticError_, evaluate
 from .awk import awk
 from .calculate import calculate
+from .getopt_program import getopt
 from .grep_sed import grep, sed
 from .output import unescape
 from .streams import UNKNOWN, Result, input_text, joined, lines_of, split_args
@@ -85,8 +86,13 @@ def _pwd(shell: Shell, args: list[str], stdin: str | None) -> Result:
     return shell.state.cwd + "\n", 0
 
 
+_SEQ_FORMAT = re.compile(r"[^%\\]*%0?\d{0,2}(?:g|\.0f)[^%\\]*")
+_MOST_IN_G = 99_999
+"""Larger whole numbers may be written with an exponent."""
+
+
 def _seq(shell: Shell, args: list[str], stdin: str | None) -> Result:
-    separator, wide = "\n", False
+    separator, wide, shape = "\n", False, "%s"
     while args and args[0].startswith("-") and not re.fullmatch(r"-\d+", args[0]):
         if args[0] == "-s" and len(args) > 1:
             separator, args = args[1], args[2:]
@@ -94,6 +100,8 @@ def _seq(shell: Shell, args: list[str], stdin: str | None) -> Result:
             separator, args = args[0][2:], args[1:]
         elif args[0] == "-w":
             wide, args = True, args[1:]
+        elif args[0] == "-f" and len(args) > 1:
+            shape, args = args[1], args[2:]
         else:
             return UNKNOWN
     if not 1 <= len(args) <= 3 or any(not re.fullmatch(r"-?\d+", arg) for arg in args):
@@ -103,7 +111,10 @@ def _seq(shell: Shell, args: list[str], stdin: str | None) -> Result:
     if step == 0 or abs(last - first) // abs(step) > 20_000:
         return UNKNOWN
     width = max(map(len, args)) if wide else 0
-    values = [str(value).zfill(width) for value in range(first, last + (1 if step > 0 else -1), step)]
+    numbers = list(range(first, last + (1 if step > 0 else -1), step))
+    if shape != "%s" and (wide or not _SEQ_FORMAT.fullmatch(shape) or max(map(abs, numbers), default=0) > _MOST_IN_G):
+        return UNKNOWN
+    values = [(shape % value).zfill(width) for value in numbers]
     return (separator.join(values) + "\n" if values else ""), 0
 
 
@@ -340,6 +351,7 @@ UTILITIES: dict[str, Callable[[Shell, list[str], str | None], Result]] = {
     "rm": _remove,
     "mv": lambda s, a, i: _copy(s, a, i, gone=True),
     "expr": _expr,
+    "getopt": getopt,
     "bc": _bc,
     "date": _date,
     "hostname": _single,
