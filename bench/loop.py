@@ -42,7 +42,7 @@ from hapmoe.profiling.folder import pool_files, write_profile
 from hapmoe.profiling.probed import load_ranks
 from hapmoe.profiling.runs import Chosen, Place, ProfileRun, runs_at
 
-__all__ = ["CASES", "FLAGS", "Row", "main", "measured_s", "predicted_s", "profile_run", "together"]
+__all__ = ["CASES", "FLAGS", "Row", "base", "case", "main", "measured_s", "predicted_s", "profile_run", "together"]
 
 FLAGS: dict[str, str | bool | None] = {
     # large enough that kernels, not Python, take the time
@@ -97,7 +97,7 @@ class Row:
 
 def profile_run(root: Path, one: ProfileRun) -> tuple[Table, ...]:
     """A run of the profile by the files that are handed out, in ``root``; its tables, at pace 1."""
-    job, cluster = _base()
+    job, cluster = base()
     pool = cluster.pools[0]
     profile, files = pool_files(job, cluster, pool, Chosen(runs=(one,)), timeout_s=900)
     if not (root / "results" / one.name).exists():
@@ -149,7 +149,8 @@ def _paces(folder: Path) -> list[float]:
 
 
 @cache
-def _base() -> tuple[JobSpec, Cluster]:
+def base() -> tuple[JobSpec, Cluster]:
+    """The job that is profiled, and two devices."""
     with tempfile.TemporaryDirectory() as name:
         return prepare(case("base", (4,), dp=2), Path(name))[:2]
 
@@ -227,7 +228,7 @@ def _rounds(
     root: Path, cases: Sequence[Case], rounds: int
 ) -> tuple[list[Table], defaultdict[str, list[tuple[float, ...]]]]:
     """Tables of every run of the profile, and times per stage of every case, one a round."""
-    job, cluster = _base()
+    job, cluster = base()
     profile = [one for place in PLACES for one in runs_at(job, cluster, cluster.pools[0], place)]
     found: list[Table] = []
     measured: defaultdict[str, list[tuple[float, ...]]] = defaultdict(list)

@@ -2,8 +2,9 @@
 
 FOLDER is a tree of Megatron-LM with the C++ helpers of its data sets built (``make -C megatron/core/datasets``); its
 ``pretrain_gpt.py`` runs on CPU by the shim of ``hapmoe.lab``, on two ranks that share experts, on two stages and, if
-it has ``--fake-process-group``, as one rank of four by itself. Asked is: are the losses those of a run without the
-probe, are calls and bytes of every group those of the cost model, and are a microbatch's tokens all routed.
+it has ``--fake-process-group``, as one rank of four and as each stage of three by itself. Asked is: are the losses
+those of a run without the probe, are calls and bytes of every group those of the cost model, and are a microbatch's
+tokens all routed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from bench.lab import SOURCE, Case, free_port, prepare, write_tree
 from hapmoe.profiling.carry import probe_files
 from hapmoe.profiling.probed import MeasuredRank, load_ranks
+from hapmoe.profiling.runs import STAGES
 from hapmoe.volumes import step_traffic
 
 __all__ = ["main"]
@@ -38,7 +40,11 @@ CASES = (
     Case("ep 2", (2,), ep=2, dp=2, flags={**FLAGS}),
     Case("pp 2", (1, 1), flags={**FLAGS}),
 )
-SINGLE = Case("one rank of four", (2,), ep=4, dp=4, flags={**FLAGS})
+ALONE = (
+    (Case("one rank of four", (2,), ep=4, dp=4, flags={**FLAGS}), 0),
+    *((Case(f"{name} stage of three", (1, 1, 1), flags={**FLAGS}), stage) for stage, name in enumerate(STAGES)),
+)
+"""With the stage whose first rank runs by itself."""
 ONLY_LOCAL = (
     *("--distributed-backend", "gloo", "--use-cpu-initialization", "--no-masked-softmax-fusion"),
     *("--no-bias-gelu-fusion", "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion", "--no-rope-fusion"),
@@ -69,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = options.folder.resolve()
     has_single = "fake-process-group" in (root / "megatron" / "training" / "arguments.py").read_text()
     rows = []
-    for case in (*CASES, SINGLE) if has_single else CASES:
-        rows.append(_row(case, root, single=case is SINGLE))
+    every: list[tuple[Case, int | None]] = [(case, None) for case in CASES]
+    for case, stage in (*every, *ALONE) if has_single else every:
+        rows.append(_row(case, root, stage))
         if not options.json:
             print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if options.json:
@@ -78,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(row["losses equal"] is not False and not row["differences"] for row in rows) else 1
 
 
-def _row(case: Case, root: Path, *, single: bool) -> dict[str, Any]:
+def _row(case: Case, root: Path, alone: int | None) -> dict[str, Any]:
+    """One case; ``alone``: the first rank of this stage by itself."""
     with tempfile.TemporaryDirectory(prefix="hapmoe-training-") as name:
         folder = Path(name)
         write_tree(folder / "probe", probe_files())
@@ -91,20 +99,24 @@ def _row(case: Case, root: Path, *, single: bool) -> dict[str, Any]:
             "--vocab-size",
             str(job.model.vocab_size - 1),
         ]  # NullTokenizer has one more, for the end of a document
-        probed = _losses(root, folder, words, case.ranks, folder / "out", single=single)
-        plain = None if single else _losses(root, folder, words, case.ranks, None)
-        ranks = load_ranks(folder / "out", single=single)
+        first = None if alone is None else plan.stages[alone].first_rank
+        probed = _losses(root, folder, words, case.ranks, folder / "out", first)
+        plain = _losses(root, folder, words, case.ranks, None) if first is None else None
+        ranks = load_ranks(folder / "out", None if first is None else (first,))
         differences = []
         for index, traffic in enumerate(step_traffic(job, plan)):
+            if alone not in (None, index):
+                continue
             planned = dict(RERUN)
             for one in traffic:
                 calls, size = planned.get((one.axis, one.collective), (0.0, 0.0))
                 planned[one.axis, one.collective] = (calls + one.calls, size + one.bytes)
             stage = plan.stages[index]
-            sent = _sent(ranks[stage.first_rank : stage.first_rank + stage.num_devices])
+            mine = range(stage.first_rank, stage.first_rank + stage.num_devices)
+            sent = _sent([rank for rank in ranks if rank.start.rank in mine])
             for key in sorted({*planned, *sent}):
                 # by itself a rank gets back what it has sent, not what others would have sent it
-                if planned.get(key) != sent.get(key) and not (single and key[1] == "all_to_all"):
+                if planned.get(key) != sent.get(key) and not (alone is not None and key[1] == "all_to_all"):
                     differences.append(
                         f"stage {index} {' '.join(key)}: {planned.get(key)} planned, {sent.get(key)} sent"
                     )
@@ -132,17 +144,21 @@ def _sent(ranks: Sequence[MeasuredRank]) -> dict[tuple[str, str], tuple[float, f
 
 
 def _losses(
-    root: Path, folder: Path, words: list[str], ranks: int, out: Path | None, *, single: bool = False
+    root: Path, folder: Path, words: list[str], ranks: int, out: Path | None, alone: int | None = None
 ) -> list[str]:
     path = [str(folder / "shim"), str(SOURCE), str(root), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "HAPMOE_LAB": "1", "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     env |= {"PYTHONWARNINGS": "ignore", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     if out is not None:
         path.insert(0, str(folder / "probe"))
-        env |= {"HAPMOE_PROBE": str(out), "HAPMOE_PROBE_STEPS": str(STEPS), "HAPMOE_PROBE_STOP": str(int(single))}
+        env |= {
+            "HAPMOE_PROBE": str(out),
+            "HAPMOE_PROBE_STEPS": str(STEPS),
+            "HAPMOE_PROBE_STOP": str(int(alone is not None)),
+        }
     command = [sys.executable, "pretrain_gpt.py", *words]
-    if single:
-        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
+    if alone is not None:
+        env |= {"RANK": str(alone), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "1"}
         command += ["--fake-process-group", "--moe-router-force-load-balancing"]
     else:
         start = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", env["MASTER_PORT"]]

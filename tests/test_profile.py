@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from hapmoe.profiling.probed import load_rank
 from hapmoe.profiling.runs import Chosen, ProfileRun, alone, choose_runs, plan_of
 from hapmoe.profiling.shorten import Layers, depths, shortened
 from hapmoe.rules import check
+from hapmoe.volumes import step_traffic
 
 ROOT = Path(__file__).parents[1]
 
@@ -374,16 +376,22 @@ def test_command_shows_the_runs_and_writes_a_folder_per_pool(
 
 
 def test_one_rank_of_many_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real Megatron-Core on a node of one device: rank 0 of four that share experts, and a first stage of two."""
+    """Real Megatron-Core on a node of one device: rank 0 of four that share experts, and each kind of stage.
+
+    What a stage alone sends is what the model has for it, which test_volumes.py and test_probe.py hold against whole
+    runs.
+    """
     job, cluster, _ = prepare(Case("single", (4,)), tmp_path)
     pool = cluster.pools[0]
     assert pool.devices_per_node == 1
     apart = msgspec.structs.replace(job, present=msgspec.structs.replace(job.present, ep=4))
-    chosen = choose_runs(apart, cluster, pool, budget_s=60)
-    assert [(run.name, run.ranks, run.processes) for run in chosen.runs[:3]] == [
-        ("ep4-mbs1-m1-single", 4, 1), ("ep4-mbs1-m3-single", 4, 1), ("ep4-mbs1-m1-stage-single", 8, 1)
+    chosen = choose_runs(apart, cluster, pool, budget_s=90)
+    assert [(run.name, run.ranks, list(run.started)) for run in chosen.runs[:5]] == [
+        ("ep4-mbs1-m1-single", 4, [0]), ("ep4-mbs1-m3-single", 4, [0]), ("ep4-mbs1-m1-first-single", 12, [0]),
+        ("ep4-mbs1-m1-middle-single", 12, [4]), ("ep4-mbs1-m1-last-single", 12, [8]),
     ]  # fmt: skip
-    kept = (chosen.runs[0], chosen.runs[2])
+    assert all(run.pp == 1 for run in choose_runs(apart, cluster, pool, budget_s=50).runs)
+    kept = (chosen.runs[0], *chosen.runs[2:5])
     profile, files = pool_files(job, cluster, pool, Chosen(runs=kept), timeout_s=300)
     write_profile(tmp_path / "out", files)
     monkeypatch.setenv("HAPMOE_LAB", "1")
@@ -398,16 +406,26 @@ def test_one_rank_of_many_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pieces = [row for row in tables["pieces"] if isinstance(row, Piece)]
     assert {(row.ep, row.dp, row.moe_layers) for row in pieces} == {(4, 4, 1)}
     passes = sorted((row.phase, row.embedding, row.head) for row in pieces if row.phase != "optimizer")
-    assert passes == [("backward", 1, 0), ("backward", 1, 1), ("forward", 1, 0), ("forward", 1, 1)]
-    # Megatron has built what the plan of many ranks has on the first one
-    lines_of_ranks = map(json.loads, (tmp_path / "lab" / "rank0.jsonl").read_text().splitlines())
-    built = [row["parameters"] for row in lines_of_ranks if row["event"] == "start"]
+    ends = [(0, 0), (0, 1), (1, 0), (1, 1)]  # middle, last, first, whole
+    assert passes == [(phase, *one) for phase in ("backward", "forward") for one in ends]
+    # Megatron has built what the plan of many ranks has on these
+    lines_of_ranks = [line for path in (tmp_path / "lab").glob("rank*.jsonl") for line in path.read_text().splitlines()]
+    built = [row["parameters"] for row in map(json.loads, lines_of_ranks) if row["event"] == "start"]
     held = [(row.params, row.expert_params) for row in pieces if row.phase == "optimizer"]
     assert sorted(held) == sorted((one["dense"] + one["expert"], one["expert"]) for one in built)
-    assert len(set(held)) == 2
-    whole, first = (
-        load_rank(path / "rank0.jsonl") for path in sorted((tmp_path / "out" / "results").glob("ep4*single"))
-    )
-    assert (whole.start.world_size, first.start.world_size) == (4, 8)
-    assert [len(step.forward) for rank in (whole, first) for step in rank.steps] == [4] * 10
-    assert {row.collective for row in first.steps[1].collectives} >= {"p2p", "all_to_all"}
+    assert len(set(held)) == 4
+    for run in kept:
+        rank = load_rank(tmp_path / "out" / "results" / run.name / f"rank{run.started[0]}.jsonl")
+        assert (rank.start.world_size, rank.start.degrees["stage"]) == (run.ranks, run.stage)
+        assert [len(step.forward) for step in rank.steps] == [len(step.backward) for step in rank.steps] == [4] * 5
+        sent: Counter[tuple[str, str, str]] = Counter()
+        for row in rank.steps[1].collectives:
+            sent[row.axis, row.collective, "calls"] += row.calls
+            sent[row.axis, row.collective, "bytes"] += row.calls * row.call_bytes
+        planned: Counter[tuple[str, str, str]] = Counter()
+        for one in step_traffic(*plan_of(apart, cluster, pool, run))[run.stage]:
+            planned[one.axis, one.collective, "calls"] += int(one.calls)
+            planned[one.axis, one.collective, "bytes"] += int(one.bytes)
+        del sent["ep", "all_to_all", "bytes"], planned["ep", "all_to_all", "bytes"]  # it routes by chance
+        assert sent == planned
+        assert (("pp", "p2p", "bytes") in sent) == (run.pp > 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 from .imports import before_import, when_imported
 from .patches import Patches
+from .received import install as receive_noise
 from .steps import Steps
 from .writer import Writer
 
@@ -62,6 +63,7 @@ class _Probe:
 
     def arrange(self) -> None:
         self.steps.collectives.install(self.patches)
+        receive_noise(self.patches)
         when_imported("megatron.core.pipeline_parallel.schedules", self._schedules)
         when_imported("megatron.core.transformer.moe.router", self._router)
         for name in _OPTIMIZERS:

@@ -38,7 +38,7 @@ def collect(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, profile: P
     for run in profile.runs:
         if state(folder, run) != "done":
             continue
-        ranks = load_ranks(folder / "results" / run.name, single=run.single)
+        ranks = load_ranks(folder / "results" / run.name, run.started)
         first = ranks[0]
         occasion = Run(date=first.start.date, command=profile.command, note=f"run {run.name}")
         runs.append(occasion)
@@ -86,7 +86,7 @@ def run_rows(
         "moe_layers": run.layers.moe,
         "mtp_layers": run.layers.mtp,
     }
-    whole: dict[str, Any] = {"embedding": 1, "head": int(run.pp == 1)}
+    whole: dict[str, Any] = {"embedding": int(_is_first(run)), "head": int(_is_last(run))}
     host = ranks[0].start.clock == "host"
     clock = "cpu" if host else "device"
     for phase in ("forward", "backward", "optimizer"):
@@ -128,8 +128,9 @@ def _memory(
             continue  # without the buffers of messages
         most = max(getattr(one, name) for rank in ranks for step in rank.steps for one in step.memory)
         if most:
-            # the first of two stages holds two microbatches
-            yield "memory", Memory(**where, mark=mark, pp=run.pp, in_flight=run.pp, bytes=most, samples=len(ranks))
+            held = run.pp - run.stage  # microbatches, by 1F1B
+            at: dict[str, Any] = {"stage": run.stage, "pp": run.pp, "in_flight": held}
+            yield "memory", Memory(**where, **at, mark=mark, bytes=most, samples=len(ranks))
 
 
 def _seconds(spans: Iterable[Span], host: bool) -> list[float]:
@@ -177,15 +178,23 @@ def _mean(row: Sent) -> float:
     return row.wall_s / row.timed_calls
 
 
+def _is_first(run: ProfileRun) -> bool:
+    return run.stage == 0
+
+
+def _is_last(run: ProfileRun) -> bool:
+    return run.stage == run.pp - 1
+
+
 def _params(short: JobSpec, run: ProfileRun) -> dict[str, Any]:
-    """Parameters that a rank of the run (of its first stage) holds, and those of them that belong to experts."""
+    """Parameters that a rank of the run (of its stage) holds, and those of them that belong to experts."""
     columns = (run.tp, run.cp, run.ep, run.etp, run.dp, run.micro_batch_size)
     options = Options(*(np.asarray([value], dtype=np.int64) for value in columns))
     classes, of_layer = layer_classes(short)
-    dense = float(embedding_params(short, options)[0])
-    dense += float(head_params(short, options, with_embedding=True)[0]) if run.pp == 1 else 0.0
-    expert = 0.0
-    layers: list[LayerClass] = [classes[index] for index in of_layer[: run.layers.decoder]]
+    dense = float(embedding_params(short, options)[0]) if _is_first(run) else 0.0
+    dense += float(head_params(short, options, with_embedding=_is_first(run))[0]) if _is_last(run) else 0.0
+    expert, first = 0.0, run.stage * run.layers.decoder
+    layers: list[LayerClass] = [classes[index] for index in of_layer[first : first + run.layers.decoder]]
     for layer in layers:
         dense_K, expert_K = layer_params(short, options, layer)
         dense, expert = dense + float(dense_K[0]), expert + float(expert_K[0])

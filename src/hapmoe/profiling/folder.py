@@ -141,6 +141,6 @@ def same_subject(profile: PoolProfile, job: JobSpec, pool: Pool) -> bool:
 
 def state(folder: Path, run: ProfileRun) -> Literal["done", "failed", "to do"]:
     """How far a run has come."""
-    if all((folder / "results" / run.name / f"rank{rank}.jsonl").is_file() for rank in range(run.processes)):
+    if all((folder / "results" / run.name / f"rank{rank}.jsonl").is_file() for rank in run.started):
         return "done"
     return "failed" if (folder / "results" / f"{run.name}.failed").is_file() else "to do"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -133,13 +134,13 @@ def load_rank(path: Path) -> MeasuredRank:
     return MeasuredRank(start=start[0], steps=tuple(steps))
 
 
-def load_ranks(folder: Path, *, single: bool = False) -> tuple[MeasuredRank, ...]:
-    """All ranks of one run, in order; ``single``: its rank 0. InputError when one of them is missing."""
+def load_ranks(folder: Path, started: Sequence[int] | None = None) -> tuple[MeasuredRank, ...]:
+    """All ranks of one run that were ``started`` (None: its world), in order. InputError when one is missing."""
     ranks = sorted((load_rank(path) for path in folder.glob("rank*.jsonl")), key=lambda one: one.start.rank)
     if not ranks:
         raise InputError("no rank has measured anything", where=str(folder))
     present = [one.start.rank for one in ranks]
-    missing = sorted(set(range(1 if single else ranks[0].start.world_size)) - set(present))
+    missing = sorted(set(range(ranks[0].start.world_size) if started is None else started) - set(present))
     if missing:
         raise InputError(
             f"rank {missing[0]} of {ranks[0].start.world_size} has not measured",

@@ -2,9 +2,9 @@
 
 A run needs only as many ranks as its degrees make (the least dp that expert parallelism divides), on
 one node. Of degrees that need more one rank runs by itself on one device, where Megatron has a process
-group that sends nothing (``--fake-process-group``, since core 0.16); so does a first stage, which
-tells the embedding from the head. Where it has none that is left to the neighbours: tables scale the
-model with the nearest measured degrees.
+group that sends nothing (``--fake-process-group``, since core 0.16); so do a first, a middle and a
+last stage, which tell embedding, layers and head apart and hold what stages hold. Where it has none
+that is left to the neighbours: tables scale the model with the nearest measured degrees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hapmoe.search.pins import parse_pins
 from hapmoe.search.space import build_space
 from hapmoe.stagecost import class_prefix
 
-__all__ = ["Chosen", "ProfileRun", "alone", "can_be_single", "choose_runs", "plan_of", "runs_at"]
+__all__ = ["STAGES", "Chosen", "ProfileRun", "alone", "can_be_single", "choose_runs", "plan_of", "runs_at", "stages_at"]
 
 STEPS = 5
 """Measured steps of a run; the first makes buffers and is left out."""
@@ -38,6 +38,8 @@ MICROBATCHES = 4
 """Of a step: enough for a median, few enough to be short."""
 WITHIN = 1.5
 """Degrees that need more device time per sequence than this times the best of the pool are not worth a run."""
+STAGES = ("first", "middle", "last")
+"""Of the plan whose stages run by themselves: one of each kind."""
 STARTUP_S = {"cpu": 12.0}
 """ASSUMED seconds from start to the first step by vendor: 12 on CPU (runs of the lab, one or two ranks), else 60."""
 _STARTUP_S = 60.0
@@ -57,9 +59,10 @@ class ProfileRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     expected_s: float
     """From start to end, before anything was measured."""
     single: bool = False
-    """Rank 0 runs by itself on one device; what it sends goes nowhere."""
+    """The first rank of ``stage`` runs by itself on one device; what it sends goes nowhere."""
     pp: int = 1
-    """2: a first stage alone, with ``layers`` of its own and as many in the stage that is not there."""
+    """More: a stage alone, with ``layers`` of its own and as many in each of those that are not there."""
+    stage: int = 0
 
     @property
     def ranks(self) -> int:
@@ -70,6 +73,12 @@ class ProfileRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def processes(self) -> int:
         """That are started."""
         return 1 if self.single else self.ranks
+
+    @property
+    def started(self) -> range:
+        """Their ranks. Those of a stage follow each other (Megatron's order tp-cp-ep-dp-pp)."""
+        first = self.stage * self.ranks // self.pp
+        return range(first, first + self.processes)
 
     @property
     def global_batch_size(self) -> int:
@@ -104,7 +113,7 @@ def can_be_single(job: JobSpec) -> bool:
 
 
 def plan_of(job: JobSpec, cluster: Cluster, pool: Pool, run: ProfileRun) -> tuple[JobSpec, Plan]:
-    """The shortened job of a run, and its plan: one stage (or two equal ones) without recomputation."""
+    """The shortened job of a run, and its plan: one stage (or several equal ones) without recomputation."""
     short = shortened(job, run.layers, run.global_batch_size, STEPS + 1, stages=run.pp, single=run.single)
     stage = Stage(
         pool=pool.name,
@@ -139,7 +148,8 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
             continue
         made = runs_at(job, cluster, pool, place, single=single)
         if made and not runs and can_be_single(job):
-            made += _first_stage(job, cluster, pool, place)
+            stages = stages_at(job, cluster, pool, place)
+            made += stages if sum(run.expected_s for run in made + stages) <= budget_s else ()
         if not made:
             leave("no legal run, or one that does not fit into memory")
             continue
@@ -167,10 +177,12 @@ def runs_at(
     return tuple(made)
 
 
-def _first_stage(job: JobSpec, cluster: Cluster, pool: Pool, place: Place) -> tuple[ProfileRun, ...]:
-    """The shallowest run once more, as the first stage of two: no head in it."""
-    run = _priced(job, cluster, pool, place, depths(job)[0], single=True, pp=2)
-    return (run,) if run else ()
+def stages_at(job: JobSpec, cluster: Cluster, pool: Pool, place: Place) -> tuple[ProfileRun, ...]:
+    """The shallowest run once more, as each stage of three. The first goes first: it makes a data set's indices,
+    which the others read."""
+    pp = len(STAGES)
+    made = (_priced(job, cluster, pool, place, depths(job)[0], single=True, pp=pp, stage=stage) for stage in range(pp))
+    return tuple(run for run in made if run)
 
 
 def _ranks(place: Place) -> int:
@@ -211,7 +223,15 @@ def _by_device_time(job: JobSpec, cluster: Cluster, pool: Pool) -> Iterator[Plac
 
 
 def _priced(
-    job: JobSpec, cluster: Cluster, pool: Pool, place: Place, layers: Layers, *, single: bool = False, pp: int = 1
+    job: JobSpec,
+    cluster: Cluster,
+    pool: Pool,
+    place: Place,
+    layers: Layers,
+    *,
+    single: bool = False,
+    pp: int = 1,
+    stage: int = 0,
 ) -> ProfileRun | None:
     """The run, with the time that it will take; None: a rule forbids it, or it does not fit."""
     tp, cp, ep, etp, mbs = place
@@ -221,7 +241,7 @@ def _priced(
     shown = [f"{name}{value}" for name, value in named.items() if value > 1]
     counted = {"d": layers.dense, "m": layers.moe, "mtp": layers.mtp}
     shown += [f"mbs{mbs}", "".join(f"{name}{count}" for name, count in counted.items() if count)]
-    shown += ["stage"] * (pp > 1) + ["single"] * single
+    shown += [STAGES[stage]] * (pp > 1) + ["single"] * single
     run = ProfileRun(
         name="-".join(shown),
         **named,
@@ -231,6 +251,7 @@ def _priced(
         expected_s=0.0,
         single=single,
         pp=pp,
+        stage=stage,
     )
     short, plan = plan_of(job, cluster, pool, run)
     here = alone(cluster, pool, run.ranks)
