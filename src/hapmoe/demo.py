@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,9 +122,12 @@ def script(layers: int, iterations: int) -> str:
 
 
 def learned(
-    folder: Path, tell: Callable[[str], None], options: LaunchOptions, training: str
+    folder: Path, tell: Callable[[str], None], options: LaunchOptions, training: str, *, by_wall: bool = False
 ) -> tuple[JobSpec, Cluster]:
-    """The job of a training script and its cluster in a new ``folder``, with what a profile of both kinds says."""
+    """The job of a training script and its cluster in a new ``folder``, with what a profile of both kinds says.
+
+    ``by_wall``: as ``collect``.
+    """
     missing = [name for name in ("torch", "megatron.core") if not _installed(name)]
     if missing:
         raise InputError(f"{missing[0]} is not installed", where="demo", hint="pip install 'hapmoe[lab]'")
@@ -137,7 +140,7 @@ def learned(
     job, cluster = extract(folder / "train.sh"), load_cluster(folder / "cluster.yaml")
     for pool in cluster.pools:
         tell(f"Profile of {pool.name}: two short trainings")
-        tables.save(folder / "tables", *_profiled(job, cluster, pool, folder, options))
+        tables.save(folder / "tables", *_profiled(job, cluster, pool, folder, options, by_wall))
     return job, tables.attach(cluster, tables.load(folder / "tables"))
 
 
@@ -169,7 +172,9 @@ def _environment(probe: Path) -> dict[str, str]:
     }
 
 
-def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, options: LaunchOptions) -> tuple[Table, ...]:
+def _profiled(
+    job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, options: LaunchOptions, by_wall: bool
+) -> tuple[Table, ...]:
     runs = runs_at(job, cluster, pool, (1, 1, 1, 1, 1))
     profile, files = pool_files(job, cluster, pool, Chosen(runs=runs), timeout_s=TIMEOUT_S, options=options)
     place = write_profile(folder / "profile" / pool.name, files)
@@ -180,7 +185,7 @@ def _profiled(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, options:
         raise KeyboardInterrupt
     if code:
         raise RunFailed(f"{place}: a run failed (see above)")
-    return collect(job, cluster, pool, place, profile)
+    return collect(job, cluster, pool, place, profile, by_wall=by_wall)
 
 
 def _write_plan(folder: Path, job: JobSpec, cluster: Cluster, planned: Planned, options: LaunchOptions) -> None:
@@ -192,13 +197,26 @@ def _write_plan(folder: Path, job: JobSpec, cluster: Cluster, planned: Planned, 
     write_files(folder, files)
 
 
-def trained(name: str, job: JobSpec, cluster: Cluster, plan: Plan, folder: Path, *, steps: int = STEPS) -> Trained:
-    """Start the launch files in ``folder / name`` on this machine, and measure so many steps."""
+def trained(
+    name: str,
+    job: JobSpec,
+    cluster: Cluster,
+    plan: Plan,
+    folder: Path,
+    *,
+    steps: int = STEPS,
+    variables: Mapping[str, str] | None = None,
+    before: Sequence[Sequence[str]] = (),
+) -> Trained:
+    """Start the launch files in ``folder / name`` on this machine, and measure so many steps.
+
+    ``variables``: more of the environment; ``before``: as ``run_nodes``.
+    """
     measured = folder / f"{name}-measured"
     environment = _environment(folder / "profile" / cluster.pools[0].name)
     environment |= {"HAPMOE_PROBE": str(measured), "HAPMOE_PROBE_STEPS": str(steps), "HAPMOE_WORKDIR": str(folder)}
     environment["HAPMOE_LAB_OUT"] = str(folder / f"{name}-losses")
-    run_nodes(folder / name, environment, timeout_s=TIMEOUT_S)
+    run_nodes(folder / name, environment | dict(variables or {}), timeout_s=TIMEOUT_S, before=before)
     ranks = load_ranks(measured)
     return Trained(
         name,

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hapmoe.errors import HapmoeError
@@ -20,10 +20,13 @@ class RunFailed(HapmoeError):
     exit_code = 1
 
 
-def run_nodes(launch: Path, environment: Mapping[str, str], *, timeout_s: float) -> None:
+def run_nodes(
+    launch: Path, environment: Mapping[str, str], *, timeout_s: float, before: Sequence[Sequence[str]] = ()
+) -> None:
     """Run ``run_node.sh`` of ``launch`` once per line of its hosts.tsv, over gloo on this machine.
 
-    ``environment`` comes on top of this process's. Output goes to ``node<n>.log`` beside the folder. RunFailed
+    ``environment`` comes on top of this process's, and each node's words of ``before`` in front of the command
+    (none: for no node). Output goes to ``node<n>.log`` beside the folder. RunFailed
     when a node fails or all are not done in ``timeout_s``; the others are ended then.
     """
     hosts = [line for line in (launch / "hosts.tsv").read_text().splitlines() if line[:1].isdigit()]
@@ -35,7 +38,7 @@ def run_nodes(launch: Path, environment: Mapping[str, str], *, timeout_s: float)
         for node, log in enumerate(logs):
             with log.open("wb") as stream:
                 own = {**inherited, **shared, "NODE_RANK": str(node)}
-                command = ["bash", str(launch / "run_node.sh")]
+                command = [*(before[node] if before else ()), "bash", str(launch / "run_node.sh")]
                 nodes.append(subprocess.Popen(command, env=own, stdout=stream, stderr=subprocess.STDOUT))
         deadline = time.monotonic() + timeout_s
         while any(one.poll() is None for one in nodes) and not any(one.returncode for one in nodes):

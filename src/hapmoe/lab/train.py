@@ -8,6 +8,7 @@ it runs on CPU with gloo.
                          boundaries of unequal stages)
     HAPMOE_LAB_PARAMETERS=1 write ``rank<r>.pt`` too: the parameters after the last iteration
     HAPMOE_LAB_SLOW=N    every pass takes N times its CPU time (hapmoe.lab.slow)
+    HAPMOE_LAB_CGROUP=F  train, but do not start, in this control group (the same)
     HAPMOE_LAB_PACE=1    tell with every iteration how fast the processor is just now (hapmoe.lab.pace)
     HAPMOE_LAB_MEASURE=1 count the collectives of the second iteration and the bytes kept in it ("volumes")
 """
@@ -29,7 +30,7 @@ from hapmoe.lab import checkpoint, requested, shim
 from hapmoe.lab.arguments import parse
 from hapmoe.lab.measure import Kept, rows
 from hapmoe.lab.pace import Pace, asked
-from hapmoe.lab.slow import slowed
+from hapmoe.lab.slow import join_group, slowed
 from hapmoe.probe.collectives import Collectives
 from hapmoe.probe.patches import Patches
 
@@ -148,6 +149,7 @@ def _train(args: argparse.Namespace, collectives: Collectives) -> None:
     torch.autograd.backward = slowed(torch.autograd.backward)
     kept = Kept(chunks) if _measuring() else None
     pace = Pace() if asked() else None
+    join_group()
     for iteration in range(done + 1, args.train_iters + 1):
         watched = kept if iteration == MEASURED_ITERATION else None
         collectives.counting = watched is not None

@@ -1,7 +1,7 @@
 """What the probe measured as rows of tables.
 
 Times of passes are medians over all steady steps, ranks and microbatches of a run; on CPU they are the
-process's CPU time, which waiting for other ranks is not in.
+process's CPU time, which waiting for other ranks is not in, unless wall time is asked for.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ _NAMES = {"p2p": "send_recv"}
 _KNOWN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
-def collect(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, profile: PoolProfile) -> tuple[Table, ...]:
-    """Tables of every complete run of a folder. The same results give the same tables, run for run."""
+def collect(
+    job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, profile: PoolProfile, *, by_wall: bool = False
+) -> tuple[Table, ...]:
+    """Tables of every complete run of a folder. The same results give the same tables, run for run.
+
+    ``by_wall``: by wall time on CPUs too. A process that a quota limits does not show it in CPU time.
+    """
     rows: dict[str, list[Row]] = {"pieces": [], "collectives": [], "memory": []}
     runs: list[Run] = []
     first: MeasuredRank | None = None
@@ -42,7 +47,7 @@ def collect(job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, profile: P
         first = ranks[0]
         occasion = Run(date=first.start.date, command=profile.command, note=f"run {run.name}")
         runs.append(occasion)
-        for kind, row in run_rows(job, cluster, pool, profile, run, ranks, occasion.id):
+        for kind, row in run_rows(job, cluster, pool, profile, run, ranks, occasion.id, by_wall=by_wall):
             rows[kind].append(row)
     if first is None:
         return ()
@@ -72,8 +77,10 @@ def run_rows(
     run: ProfileRun,
     ranks: Sequence[MeasuredRank],
     occasion: str,
+    *,
+    by_wall: bool = False,
 ) -> Iterator[tuple[str, Row]]:
-    """(kind of table, row) of everything that one run has measured."""
+    """(kind of table, row) of everything that one run has measured; ``by_wall``: as ``collect``."""
     short, _ = plan_of(job, cluster, pool, run)
     where: dict[str, Any] = {
         "run": occasion,
@@ -88,9 +95,10 @@ def run_rows(
     }
     whole: dict[str, Any] = {"embedding": int(_is_first(run)), "head": int(_is_last(run))}
     host = ranks[0].start.clock == "host"
-    clock = "cpu" if host else "device"
+    by_cpu = host and not by_wall
+    clock = "device" if not host else "wall" if by_wall else "cpu"
     for phase in ("forward", "backward", "optimizer"):
-        times = [one for rank in ranks for step in rank.steady for one in _seconds(getattr(step, phase), host)]
+        times = [one for rank in ranks for step in rank.steady for one in _seconds(getattr(step, phase), by_cpu)]
         if not times:
             continue  # inside of a CUDA graph
         comm = [
@@ -100,12 +108,12 @@ def run_rows(
         ]
         extra = _params(short, run) if phase == "optimizer" else whole
         # CPU time does not contain the wait for others
-        comm_s = 0.0 if host else min(float(np.median(comm)), 0.99 * float(np.median(times)))
+        comm_s = 0.0 if by_cpu else min(float(np.median(comm)), 0.99 * float(np.median(times)))
         yield "pieces", Piece(**where, **extra, phase=phase, clock=clock, comm_s=comm_s, **_spread(times))
     if run.single:  # nothing was sent: neither messages nor a whole step are what they will be
         yield from _memory(run, ranks, where | whole, host)
         return
-    steps = [_seconds((Span(wall_s=step.wall_s, cpu_s=step.cpu_s),), host) for rank in ranks for step in rank.steady]
+    steps = [_seconds((Span(wall_s=step.wall_s, cpu_s=step.cpu_s),), by_cpu) for rank in ranks for step in rank.steady]
     times = [one for found in steps for one in found]
     if times:
         yield (
@@ -133,8 +141,8 @@ def _memory(
             yield "memory", Memory(**where, **at, mark=mark, bytes=most, samples=len(ranks))
 
 
-def _seconds(spans: Iterable[Span], host: bool) -> list[float]:
-    found = [one.cpu_s if host else one.wall_s for one in spans]
+def _seconds(spans: Iterable[Span], by_cpu: bool) -> list[float]:
+    found = [one.cpu_s if by_cpu else one.wall_s for one in spans]
     return [one for one in found if one]
 
 
