@@ -36,6 +36,9 @@ _SEVERAL = frozenset(("srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun"))
 def run_words(shell: Shell, words: list[Text | Assign]) -> None:
     """Follow a simple command whose words are expanded."""
     shell.world.step(shell.where(), 1 + len(words) // 20)
+    if not words:  # `command -p`
+        shell.state.status = 0
+        return
     first = words[0]
     name = first.text if isinstance(first, Text) else first.source
     if name in shell.world.aliases:
@@ -232,6 +235,17 @@ def _unknown_command(shell: Shell, words: list[Text], why: str) -> None:
         )
 
 
+def _no_command(shell: Shell, words: list[Text]) -> None:
+    """A launcher whose options take all of its words, as ``srun --jobid $UNSET bash -c '...'`` does."""
+    shell.state.status = None
+    if any(".py" in word.text for word in words):
+        raise InputError(
+            f"{words[0].text} is left without a command: the value of one of its options is empty, perhaps",
+            where=shell.where(),
+            hint="give the variables it needs with --env NAME=VALUE",
+        )
+
+
 def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
     if step.kind == "none":
         shell.print(None, what=words[0].text)
@@ -241,6 +255,9 @@ def _inside(shell: Shell, step: Inside, words: list[Text]) -> None:
         output, status = python_code(code, [word.text for word in step.words]) if code is not None else (None, None)
         shell.print(output, what="python -c")
         shell.state.status = status
+        return
+    if step.kind == "words" and not step.words:
+        _no_command(shell, words)
         return
     outer = shell.around
     shell.around = step.around

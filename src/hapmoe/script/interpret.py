@@ -78,7 +78,8 @@ class Shell:
         self.conditions = 0
         self.tolerant = 0
         self.loops = 0
-        self.captures = 0
+        self.captures = self.captured = 0
+        """Command substitutions so far, and when the present simple command began."""
         self.merged = False
         """Standard error goes where the output goes."""
         self.said = False
@@ -255,7 +256,7 @@ class Shell:
         outer_source, self.substitution = self.substitution, source if len(source) < 300 else source[:300]
         out, self.state.out = self.state.out, ""
         merged, self.merged = self.merged, False
-        line, conditions = self.current_line, self.conditions
+        line, conditions, captured = self.current_line, self.conditions, self.captured
         try:
             file = _only_a_file(body)
             if file is not None:
@@ -266,7 +267,7 @@ class Shell:
             self.captures += 1
         finally:
             self.state.out, self.substitution, self.current_line, self.conditions = out, outer_source, line, conditions
-            self.merged = merged
+            self.merged, self.captured = merged, captured
         return text.rstrip("\n") if strip else text
 
     def print(self, text: str | None, *, what: str = "") -> None:
@@ -376,7 +377,7 @@ def _subshell(shell: Shell, node: Subshell) -> None:
 
 
 def _simple(shell: Shell, node: Simple) -> None:
-    shell.current_line = node.line
+    shell.current_line, shell.captured = node.line, shell.captures
     words: list[Text | Assign] = []
     for word in node.words:
         if isinstance(word, Assign):

@@ -10,8 +10,9 @@ from hapmoe.errors import InputError
 from . import words
 from .arithmetic import ArithmeticError_
 from .assoc import assoc_keys
+from .control import branch
 from .patterns import escape, regex_of, strip_prefix, strip_suffix, substitute
-from .syntax import Param, Part
+from .syntax import Arith, CommandSub, DoubleQuoted, Param, Part, ProcessSub
 from .values import MARK, Text, Unknown
 from .variables import assign, elements, missing, number, provides, resolve, scalar
 
@@ -193,6 +194,8 @@ def _substituted(shell: Shell, part: Param, value: Text | None, where: str, *, q
         assert value is not None
         if kind == "?":
             return [_one(value.text, value.where, quoted)]
+        if _acts(part.arg):
+            branch(shell, where, [lambda: _evaluated(shell, part, where, quoted=quoted), lambda: _passed_over(shell)])
         text = shell.world.marks.derive(value.text, "", part.source, where, single=False)
         return [_one(text, where, quoted)]
     if kind == "+":
@@ -215,6 +218,31 @@ def _substituted(shell: Shell, part: Param, value: Text | None, where: str, *, q
     return pieces
 
 
+def _acts(parts: tuple[Part, ...]) -> bool:
+    """Whether evaluating ``parts`` does more than give a text."""
+    return any(
+        isinstance(part, CommandSub | Arith | ProcessSub)
+        or (isinstance(part, DoubleQuoted) and _acts(part.parts))
+        or (isinstance(part, Param) and (part.op in ("=", ":=") or _acts((*part.arg, *(part.second or ())))))
+        for part in parts
+    )
+
+
+def _evaluated(shell: Shell, part: Param, where: str, *, quoted: bool) -> None:
+    _argument(shell, part, where, quoted=quoted)
+
+
+def _operands(shell: Shell, part: Param, where: str) -> None:
+    for parts in (part.arg, part.second or ()):
+        words.fragments(shell, parts, where, quoted=True)
+
+
+def _passed_over(shell: Shell) -> None:
+    """An assignment without a command substitution ends with 0."""
+    if shell.captures == shell.captured:
+        shell.state.status = 0
+
+
 def _argument(shell: Shell, part: Param, where: str, *, quoted: bool) -> list[_Piece]:
     got = words.fragments(shell, words.with_tilde(shell, part.arg), where, quoted=quoted, split=not quoted)
     if quoted and not got:
@@ -226,6 +254,8 @@ def _operate(shell: Shell, part: Param, text: str, where: str) -> str:
     shell.world.step(where, len(text) // 20)
     op = part.op
     if MARK.search(text):
+        if _acts((*part.arg, *(part.second or ()))):
+            branch(shell, where, [lambda: _operands(shell, part, where), lambda: _passed_over(shell)])
         return _on_unknown(shell, part, text, where)
     if op == ":":
         return _substring(shell, part, text, where)
