@@ -41,6 +41,8 @@ _CASES: list[tuple[str, str, str, tuple[int | None, int | None, int | None]]] = 
         (16, 2, 8),
     ),
     (f'mpirun -np 16 -x A=b --map-by ppr:8:node bash -c "python {_PY}"', "mpirun", "pretrain_gpt.py", (16, 2, 8)),
+    (f"mpiexec --envall -n 24 -ppn 12 --cpu-bind depth -d 8 python {_PY}", "mpiexec", "pretrain_gpt.py", (24, 2, 12)),
+    (f"mpirun -np 16 -d -N 8 python {_PY}", "mpirun", "pretrain_gpt.py", (16, 2, 8)),
     (f"mpirun -H a:8,b:8 -np 16 python {_PY}", "mpirun", "pretrain_gpt.py", (16, 2, 8)),
     (f"deepspeed --include a:0,1@b:0,1 {_PY}", "deepspeed", "pretrain_gpt.py", (4, 2, 2)),
     (f"deepspeed {_PY}", "deepspeed", "pretrain_gpt.py", (None, None, None)),

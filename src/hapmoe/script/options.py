@@ -20,6 +20,9 @@ class Options:
     values: frozenset[str] = frozenset()
     flags: frozenset[str] = frozenset()
     pairs: frozenset[str] = frozenset()
+    numbered: frozenset[str] = frozenset()
+    """Flags to one implementation, while another takes a number: ``mpiexec -d 8`` is the depth for PALS and debugs
+    Open MPI."""
     short_values: str = ""
     short_flags: str = ""
     abbreviates: bool = False
@@ -77,6 +80,9 @@ def _long(spec: Options, parsed: Parsed, words: list[str], pos: int) -> int:
     if equals:
         parsed.found.setdefault(name, []).append(value)
         return 1
+    if name in spec.numbered and pos + 1 < len(words) and words[pos + 1].isdigit():
+        parsed.found.setdefault(name, []).append(words[pos + 1])
+        return 2
     if name in spec.flags:
         parsed.flags.add(name)
         return 1
@@ -169,6 +175,7 @@ _MPI = Options(
         enable-recovery no-transfer d
     """),
     pairs=_set("mca gmca genv env omca pmca prtemca am"),
+    numbered=_set("d"),
     short_values="nNcxHf",
     short_flags="vql",
     single_dash=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hapmoe.errors import InputError
@@ -103,7 +104,12 @@ def _many(shell: Shell, part: Param, many: str, where: str, *, quoted: bool) -> 
             return [
                 _one(shell.world.marks.derive(mark, "", part.source, where, single=True, nonempty=True), where, quoted)
             ]
-        return [("quoted" if quoted and many == "*" else "expanded", mark, where)]
+        if quoted and many == "*":
+            return [("quoted", mark, where)]
+        of = shell.world.marks.of(mark)
+        return [
+            ("expanded", "".join(shell.world.marks.mark(replace(each, single=False, many=True)) for each in of), where)
+        ]
     if part.length:
         if not values and "nounset" in shell.state.options:
             found = shell.state.find(resolve(shell, part.name)[0])

@@ -166,7 +166,7 @@ def _settled(shell: Shell, launch: Launch) -> None:
                     where=unknown.branch,
                     hint="give what it tests with --env NAME=VALUE or as an argument, or settle it in the script",
                 )
-            if unknown.spread and not _is_value(words, place):
+            if unknown.spread and not _is_value(shell, words, place):
                 raise InputError(
                     f"arguments of the training are not known: {unknown.why}",
                     where=word.where or launch.where,
@@ -203,10 +203,19 @@ def _flag_of(words: tuple[Text, ...], place: int) -> str:
     )
 
 
-def _is_value(words: tuple[Text, ...], place: int) -> bool:
+def _is_value(shell: Shell, words: tuple[Text, ...], place: int) -> bool:
+    """Whether words of which nobody knows how many they are, stand where a flag wants its value: the program would
+    refuse to run with none, or with more than it takes. Of a flag that is not known, a list may be further flags."""
     before = words[place - 1].text if place > 1 else ""
     after = words[place + 1].text if place + 1 < len(words) else "-"
-    return (before.startswith("--") and "=" not in before and after.startswith("-")) or len(words[place].text) > 1
+    if len(words[place].text) > 1:
+        return True
+    if not before.startswith("--") or "=" in before or MARK.search(before) or not after.startswith("-"):
+        return False
+    arity = arity_of(before)
+    if arity is None:
+        return not any(unknown.many for unknown in shell.world.marks.of(words[place].text))
+    return arity != 0
 
 
 def _invocation(shell: Shell, name: str, launch: Launch) -> Invocation:

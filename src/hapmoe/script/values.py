@@ -147,6 +147,8 @@ class Unknown:
     secret: bool = False
     spread: bool = False
     """Stands unquoted and may be any number of words, also none."""
+    many: bool = False
+    """The elements of an array, or arguments."""
     path: str = field(default="", compare=False)
     """What it is on this machine, used only to find files and never shown."""
 
