@@ -154,12 +154,16 @@ class _Writer:
         simple = self.pick(
             "X=s", 'R+="$X"', "n=$((n+1))", "V=v", "L+=(s)", "shift", "return", "break", "continue", "exit"
         )
+        other = self.pick("X=o", "V=", "n=$((n*2))", "false", "R+=o")
         answer, pattern = self.pick("abc", "p1", '""'), self.pick("a*", "p?", '""')
         return self.draw(
             lambda: "X=$(site)",
             lambda: 'V="a-$(site)"',
             lambda: f"site && {simple}",
             lambda: f"site || {simple}",
+            lambda: f"site && {simple} || {other}",
+            lambda: f"site a || {other} && {simple}",
+            lambda: f"X=$(site); V=${{X:{self.pick('-', '+')}$({self.pick('false', 'f q', 'site')})}}; R+=$?",
             lambda: f"if site; then {simple}; else {self.simple()}\nfi",
             lambda: f"if ! site a; then {self.simple()}\n{simple}; fi",
             lambda: f'if [ "$(site)" = {answer} ]; then {simple}; fi',
@@ -272,6 +276,9 @@ class _Writer:
             lambda: f"X=$(echo a; {last})",
             lambda: f"{self.pick('true', 'false')} {self.pick('&&', '||')} R+=c",
             lambda: f"echo {self.words()} > {name}; X=$(< {name})",
+            lambda: f'eval "L=($(getopt -q -o ab: --long cc:,dd -- -b {value} --c={value} -a {value} --dd))"; R+=$?',
+            lambda: f"V=$(awk 'BEGIN {{ printf \"%.{self.pick('0', '2')}f\", '$n' * 2.5 }}')",
+            lambda: f"L=($(seq -f {self.pick('%02g', 'p%g.bin')} {self.pick('1', '2 2')} 4))",
             lambda: f"{{ echo {value}; echo two; }} > {name}; read X < {name}",
         )
 

@@ -18,16 +18,27 @@ if TYPE_CHECKING:
 
 __all__ = ["and_or", "case", "if_"]
 
+_FOLLOWED_APART = 3
+"""In a chain so short the ways after a status that is not known are followed apart to the end of the chain, so that
+``[ -f x ] && A=1 || A=2`` leaves one of two values; in a longer one they meet after each command."""
+
 
 def and_or(shell: Shell, node: AndOr) -> None:
-    def last(place: int) -> None:
+    end = len(node.rest)
+    if end > 200:
+        raise InputError("too long a chain of && and ||", where=shell.where())
+
+    def follow(place: int, succeeded: bool | None) -> None:
+        """The chain from ``place`` on, where what stands before ended well, did not, or nobody knows."""
+        if place == end:
+            return
         op, command = node.rest[place]
         wanted = op == "&&"
         where = shell.where()
         status = shell.state.status
 
         def run() -> None:
-            if place + 1 < len(node.rest):
+            if place + 1 < end:
                 shell.condition(lambda: shell.node(command))
             else:
                 shell.node(command)
@@ -35,9 +46,21 @@ def and_or(shell: Shell, node: AndOr) -> None:
         def skip() -> None:
             shell.state.status = status if status is not None else (None if wanted else 0)
 
-        shell.choose(where, status, run if wanted else skip, skip if wanted else run)
-        if place + 1 < len(node.rest):
-            last(place + 1)
+        def after(way: Callable[[], None], outcome: bool | None) -> None:
+            way()
+            follow(place + 1, _success(shell) if way is run else outcome)
+
+        if succeeded is not None:
+            after(run if succeeded == wanted else skip, succeeded)
+        elif end - place <= _FOLLOWED_APART:
+            branch(
+                shell,
+                where,
+                [lambda: after(run if wanted else skip, True), lambda: after(skip if wanted else run, False)],
+            )
+        else:
+            branch(shell, where, [run if wanted else skip, skip if wanted else run])
+            follow(place + 1, _success(shell))
 
     tolerant = any(op == "||" for op, _ in node.rest)
     shell.tolerant += tolerant
@@ -45,9 +68,11 @@ def and_or(shell: Shell, node: AndOr) -> None:
         shell.condition(lambda: shell.node(node.first))
     finally:
         shell.tolerant -= tolerant
-    if len(node.rest) > 200:
-        raise InputError("too long a chain of && and ||", where=shell.where())
-    last(0)
+    follow(0, _success(shell))
+
+
+def _success(shell: Shell) -> bool | None:
+    return None if shell.state.status is None else shell.state.status == 0
 
 
 def if_(shell: Shell, node: If) -> None:
