@@ -20,20 +20,21 @@ def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[
     if not redirects:
         run()
         return
-    if any(each.op == "<" and not text_of(shell, each.target).text for each in redirects):
-        shell.state.status = 1  # "No such file or directory", or "ambiguous redirect": the command is not run
-        shell.errexit()
-        return
     outer, stdin, inputs, merged = shell.state.out, shell.state.stdin, dict(shell.state.inputs), shell.merged
     sink: tuple[str, bool] | None = None
-    elsewhere = errors = apart = False
+    elsewhere = errors = apart = nowhere = False
     copied: int | None = None
     for each in redirects:
         shell.current_line = each.line
         target = each.target.source
         if each.op in ("<", "<<", "<<-", "<<<"):
             fd = each.fd or 0
-            _read_from(shell, fd, _input(shell, each) if each.op == "<" else _here(shell, each))
+            given = _here(shell, each) if each.op != "<" else None
+            if each.op == "<":
+                name = text_of(shell, each.target).text
+                nowhere = nowhere or not name
+                given = _input(shell, name)
+            _read_from(shell, fd, given)
             copied = None if fd == 0 else copied
         elif each.op == "<&" and (each.fd or 0) == 0 and target.isdigit():
             copied = int(target)
@@ -54,6 +55,11 @@ def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[
             name = text_of(shell, each.target).text
             sink, elsewhere = (name, ">>" in each.op), False
             apart, shell.merged = shell.merged, "&" in each.op
+    if nowhere:
+        shell.state.status = 1  # "No such file or directory", or "ambiguous redirect": the command is not run
+        shell.state.stdin, shell.state.inputs, shell.merged = stdin, inputs, merged
+        shell.errexit()
+        return
     captured = sink is not None or elsewhere
     said, shell.said = shell.said, False
     if captured:
@@ -84,7 +90,10 @@ def keep_redirects(shell: Shell, redirects: tuple[Redirect, ...]) -> None:
         shell.current_line = each.line
         target = each.target.source
         if each.op in ("<", "<<", "<<-", "<<<"):
-            _read_from(shell, each.fd or 0, _input(shell, each) if each.op == "<" else _here(shell, each))
+            named = each.op == "<"
+            _read_from(
+                shell, each.fd or 0, _input(shell, text_of(shell, each.target).text) if named else _here(shell, each)
+            )
         elif each.op in ("<&", "<>"):
             _read_from(shell, each.fd or 0, None)
         else:
@@ -105,8 +114,7 @@ def _read_from(shell: Shell, fd: int, text: str | None) -> None:
         shell.state.inputs = {**shell.state.inputs, fd: text}
 
 
-def _input(shell: Shell, redirect: Redirect) -> str | None:
-    name = text_of(shell, redirect.target).text
+def _input(shell: Shell, name: str) -> str | None:
     text = shell.read_file(name)
     if text is None and re.fullmatch(r"[A-Z_a-z][\w ]*", name) and not shell.exists(name, "-e"):
         shell.tested.discard(shell.absolute(name))
