@@ -35,8 +35,10 @@ TRIALS = (1.1, 1.25, 1.5, 2.0, 4.0, 16.0, np.inf)
 TRIED, SAME = 8, 2
 """Grid points that are tried at once, without and then with virtual stages, and how many of them may
 have one option."""
-BOUNDED = 96
-"""Grid points of which these are chosen."""
+BOUNDED, BOUNDED_BESIDE = 96, 2048
+"""Grid points of which these are chosen: of few options, and of all that are like the best plan's."""
+AWAY = 2
+"""How many doublings and halvings of degrees lie between an option and one like it."""
 ROUNDS = 8
 """How often the surroundings of the best plan, and other options, are looked at."""
 
@@ -84,6 +86,7 @@ def _try(problem: Problem, state: State, points: Points, low_G: FloatArray) -> b
     for _ in range(ROUNDS):
         best = state.best
         _around(problem, state, seen)
+        _beside(problem, state, seen)
         _solve_some(problem, state, points, low_G, seen)
         if state.best >= best:
             break
@@ -113,14 +116,42 @@ def _around(problem: Problem, state: State, seen: set[tuple[int, ...]]) -> None:
     _solve_some(problem, state, points, floor, seen, same=TRIED)
 
 
+def _beside(problem: Problem, state: State, seen: set[tuple[int, ...]]) -> None:
+    """Options like the best plan's, on the fastest pools and any part of the next."""
+    options = problem.space.options
+    _, setting, _ = state.found[-1]
+    degrees = (options.tp_K, options.cp_K, options.ep_K, options.etp_K, options.dp_K, options.mbs_K)
+    away = sum(np.abs(np.log2(degree / degree[setting.option])) for degree in degrees)
+    option_K = np.flatnonzero((away > 0) & (away <= AWAY))
+    option, stages = _nested(problem, option_K)
+    points, floor = expand_orders(problem, option, stages, np.zeros(len(option)), state.best)
+    _solve_some(problem, state, points, floor, seen, most=BOUNDED_BESIDE)
+
+
+def _nested(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntArray]:
+    """Options [G] with stages [G, P]: all of the fastest pools, and any number of the slowest that is used."""
+    option, full = fullest_counts(problem, option_K)
+    heavy, _ = heavy_class(problem)
+    layer_GP = np.stack([t.forward_CK[heavy] + t.backward_CK[heavy] for t in problem.tables], axis=1)[option]
+    slowest = np.where(full > 0, layer_GP, -np.inf).argmax(axis=1)
+    rows = np.arange(len(option))
+    step = np.maximum(problem.space.step_KP[option, slowest], 1)
+    many = full[rows, slowest] // step
+    row = np.repeat(rows, many)
+    left_out = np.arange(len(row)) - np.repeat(np.cumsum(many) - many, many)
+    stages = full[row]
+    stages[np.arange(len(row)), slowest[row]] -= left_out * step[row]
+    return distinct(problem, option[row], stages)
+
+
 def _solve_some(
-    problem: Problem, state: State, points: Points, floor_G: FloatArray, seen: set[tuple[int, ...]], same: int = SAME
+    problem: Problem, state: State, points: Points, floor_G: FloatArray, seen: set[tuple[int, ...]], same: int = SAME, most: int = BOUNDED
 ) -> None:
     """Try the grid points with the lowest bounds below the best step that were not seen, a few of each option."""
     for flat in (True, False):
         low = np.flatnonzero(((points.vpp_G == 1) == flat) & (floor_G < state.best))
         low = low[np.argsort(floor_G[low], kind="stable")]
-        low = np.asarray([g for g in low.tolist() if _key(points, g) not in seen][:BOUNDED], np.int64)
+        low = np.asarray([g for g in low.tolist() if _key(points, g) not in seen][:most], np.int64)
         some = points.take(low)
         bound, high = point_bounds(problem, some, floor_G[low], state.best)
         taken: Counter[int] = Counter()

@@ -48,22 +48,27 @@ def point_bounds(
         some = slice(begin, begin + TOGETHER)
         which, option = np.unique(points.option_G[some], return_inverse=True)
         part = Points(option.ravel(), points.stages_GP[some], points.order_G[some], points.vpp_G[some])
-        bound_G[some], reached = _bounds_of(problem.take(which), part, floor_G[some], ceiling)
+        own = problem.take(which)
+        bound, reached = _bounds_of(own, part, floor_G[some], ceiling, FINE)
+        again = np.flatnonzero((part.pp_G > FINE) & (bound < ceiling))
+        if len(again):  # stage by stage
+            bound[again], better = _bounds_of(own, part.take(again), bound[again], ceiling, int(part.pp_G.max()))
+            for at, row in zip(again.tolist(), better, strict=True):
+                reached[at] = row
+        bound_G[some] = bound
         high += reached
     return bound_G, high
 
 
 def _bounds_of(
-    problem: Problem, points: Points, floor_G: FloatArray, ceiling: float
+    problem: Problem, points: Points, floor_G: FloatArray, ceiling: float, fine: int
 ) -> tuple[FloatArray, list[IntArray]]:
-    parts = _parts(problem, points)
+    parts = _parts(problem, points, fine)
     low = np.maximum(floor_G, _chain_bound(problem, points, parts))
     limited = np.isfinite(ceiling)
     most = ceiling if limited else float(max(1.0, low.max())) * 64.0
-    # other classes of layers come on top of what the heavy class leaves room for
-    others = problem.job.model.num_layers - parts.layers
     reach = _reach(parts, np.full(len(low), most))
-    hopeless = ~_enough(parts, reach, others)
+    hopeless = ~_enough(parts, reach)
     bound = np.where(hopeless, ceiling if limited else np.inf, np.minimum(low, most))
     hopeful = np.flatnonzero(~hopeless)
     if len(hopeful):
@@ -71,10 +76,10 @@ def _bounds_of(
         low, high = np.maximum(bound[hopeful], 1e-9 * most), np.full(len(hopeful), most)
         for _ in range(HALVINGS if limited else HALVINGS_BLIND):
             middle = 0.5 * (low + high) if limited else np.sqrt(low * high)
-            enough = _enough(some, _reach(some, middle), others)
+            enough = _enough(some, _reach(some, middle))
             high, low = np.where(enough, middle, high), np.where(enough, low, middle)
         bound[hopeful] = low
-    most_GS = np.where(parts.count_GS > 0, reach, 0).astype(np.int64) + others
+    most_GS = np.where(parts.count_GS > 0, reach, 0).astype(np.int64) + parts.others_GS
     return bound, [np.repeat(row, many) for row, many in zip(most_GS, parts.count_GS, strict=True)]
 
 
@@ -90,6 +95,8 @@ class _Parts:
     group_G: IntArray
     begin_GS: IntArray
     count_GS: IntArray
+    others_GS: IntArray
+    """Layers of other classes that a stage may hold on top, those that stand where it can."""
     forward_GS: FloatArray
     backward_GS: FloatArray
     fits_RGS: FloatArray
@@ -131,10 +138,10 @@ class _Parts:
         return replace(self, **picked)
 
 
-def _cut(pool_GJ: IntArray) -> tuple[IntArray, IntArray]:
+def _cut(pool_GJ: IntArray, fine: int) -> tuple[IntArray, IntArray]:
     """First stage and number of stages of every part; empty parts have none."""
     count, pp = pool_GJ.shape
-    if pp <= FINE:
+    if pp <= fine:
         return np.tile(np.arange(pp), (count, 1)), np.ones((count, pp), np.int64)
     # runs of one pool between the first and the last stage
     inner = pool_GJ[:, 1:-1]
@@ -161,7 +168,7 @@ class _Places:
     wrap_G: FloatArray
 
 
-def _places(problem: Problem, points: Points) -> _Places:
+def _places(problem: Problem, points: Points, fine: int) -> _Places:
     """The parts of every point, found for all points of one number of stages at once."""
     pp_G = points.pp_G
     least_near = np.minimum(problem.sends.near_PK, problem.sends.far_PK)
@@ -171,7 +178,7 @@ def _places(problem: Problem, points: Points) -> _Places:
         mine = points.take(of)
         pool_GJ, place_GJ = stage_pools(mine, problem.space.orders)
         send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends)
-        begin, number = _cut(pool_GJ)
+        begin, number = _cut(pool_GJ, fine)
         at = np.minimum(begin, pp - 1)
         pool_GS = np.take_along_axis(pool_GJ, at, axis=1)
         zero = np.zeros((len(of), 1))
@@ -199,16 +206,19 @@ def _places(problem: Problem, points: Points) -> _Places:
     return _Places(*joined)
 
 
-def _parts(problem: Problem, points: Points) -> _Parts:
+def _parts(problem: Problem, points: Points, fine: int) -> _Parts:
     tables, model, options = problem.tables, problem.job.model, problem.space.options
     heavy, layers = heavy_class(problem)
-    places = _places(problem, points)
+    places = _places(problem, points, fine)
     begin, number, pool_GS = places.begin_GS, places.count_GS, places.pool_GS
     pp_G1 = points.pp_G[:, None]
     end = np.minimum(begin + np.maximum(number, 1) - 1, pp_G1 - 1)
     at = np.minimum(begin, pp_G1 - 1)
     k = points.option_G[:, None]
     first, last = at == 0, end == pp_G1 - 1
+    # every stage ahead of one and behind it has a layer at least
+    other_N = np.arange(model.num_layers + 1) - problem.prefix_CN[heavy]
+    behind = np.maximum(model.num_layers - (pp_G1 - 1 - end), at)
 
     def pick(values: list[FloatArray]) -> FloatArray:
         return np.asarray(np.stack(values)[pool_GS, k])
@@ -288,6 +298,7 @@ def _parts(problem: Problem, points: Points) -> _Parts:
         group_G=group,
         begin_GS=begin,
         count_GS=number,
+        others_GS=np.where(number > 0, other_N[behind] - other_N[at], 0),
         forward_GS=forward,
         backward_GS=backward,
         by_speed_GS=np.argsort(np.where(number > 0, per_layer, np.inf), axis=1, kind="stable"),
@@ -341,9 +352,9 @@ def _chain_bound(problem: Problem, points: Points, a: _Parts) -> FloatArray:
     return np.where(a.vpp_G > 1, np.maximum(forth, back), 0.0)
 
 
-def _enough(a: _Parts, reach_GS: FloatArray, others: int) -> NDArray[np.bool_]:
+def _enough(a: _Parts, reach_GS: FloatArray) -> NDArray[np.bool_]:
     """[G] do the stages hold the model, and each a layer in every virtual stage?"""
-    filled = (reach_GS + others >= a.vpp_G[:, None]) | (a.count_GS == 0)
+    filled = (reach_GS + a.others_GS >= a.vpp_G[:, None]) | (a.count_GS == 0)
     return np.asarray(((reach_GS * a.count_GS).sum(axis=1) >= a.layers) & filled.all(axis=1))
 
 
