@@ -20,6 +20,7 @@ from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, settings_of
 from hapmoe.search.reach import point_bounds
 from hapmoe.search.solve import solve_group
+from hapmoe.search.space import count_points
 from hapmoe.search.state import State, pause
 
 __all__ = ["first_plan"]
@@ -37,6 +38,8 @@ TRIED, SAME = 8, 2
 have one option."""
 BOUNDED, BOUNDED_BESIDE = 96, 2048
 """Grid points of which these are chosen: of few options, and of all that are like the best plan's."""
+WIDE = 100_000
+"""Grid points of a space from which on options like the best plan's are worth a look of their own."""
 AWAY = 2
 """How many doublings and halvings of degrees lie between an option and one like it."""
 ROUNDS = 8
@@ -45,6 +48,7 @@ ROUNDS = 8
 
 def first_plan(problem: Problem, state: State, order: IntArray, bound_K: FloatArray) -> None:
     """Some good plan of the options in ``order``, by bound; nothing in ``state`` if none was met."""
+    wide = count_points(problem.space, problem.job.model.num_layers) > WIDE
     for begin in range(0, len(order), RANKED):
         some = order[begin : begin + RANKED]
         better = capacity_bounds(problem, some, bound_K[some], np.inf)
@@ -52,7 +56,7 @@ def first_plan(problem: Problem, state: State, order: IntArray, bound_K: FloatAr
         for at in range(0, len(ranked), SEEDS):
             seeds = ranked[at : at + SEEDS]
             points, low = _likely(problem, some[seeds], better[seeds])
-            if np.isfinite(low).any() and _try(problem, state, points, low):
+            if np.isfinite(low).any() and _try(problem, state, points, low, wide):
                 return
             pause(state)
 
@@ -72,7 +76,7 @@ def _likely(problem: Problem, option_K: IntArray, low_K: FloatArray) -> tuple[Po
     return points, low
 
 
-def _try(problem: Problem, state: State, points: Points, low_G: FloatArray) -> bool:
+def _try(problem: Problem, state: State, points: Points, low_G: FloatArray, wide: bool) -> bool:
     """Look for a plan among some points, under a ceiling that rises until there is one, then for better ones."""
     known, seen = state.best, set[tuple[int, ...]]()
     for trial in TRIALS:
@@ -86,7 +90,8 @@ def _try(problem: Problem, state: State, points: Points, low_G: FloatArray) -> b
     for _ in range(ROUNDS):
         best = state.best
         _around(problem, state, seen)
-        _beside(problem, state, seen)
+        if wide:
+            _beside(problem, state, seen)
         _solve_some(problem, state, points, low_G, seen)
         if state.best >= best:
             break
