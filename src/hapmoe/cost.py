@@ -262,7 +262,7 @@ def _stage_estimate(priced: _Priced, index: int, breakdown: dict[str, float], bo
         backward_s=backward,
         exposed_comm_s=float(cost.exposed_comm_X[0]),
         memory_bytes=float(cost.memory_X[0]),
-        memory_limit_bytes=float(table.memory_limit_bytes),
+        memory_limit_bytes=float(table.memory_limit_bytes_K[0]),
         memory=MemoryBytes(
             weights=float(cost.weights_X[0]),
             grads=float(cost.grads_X[0]),

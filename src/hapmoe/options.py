@@ -5,14 +5,16 @@ Legend of array suffixes: K option, R recomputation menu entry, C layer class.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.plan import Recompute
 
-__all__ = ["FloatArray", "IntArray", "LayerClass", "Options", "StageTable"]
+__all__ = ["FloatArray", "IntArray", "LayerClass", "Options", "StageTable", "side_by_side"]
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -117,12 +119,12 @@ class StageTable:
     optimizer_s_K: FloatArray
     """Seconds per parameter held of the optimizer step, dense (divide by the shard is included)."""
     expert_optimizer_s_K: FloatArray
-    step_s: float
+    step_s_K: FloatArray
     """Seconds that every step takes beside its work: norms, flags, data, logging, kernels launched one by one."""
 
     workspace_bytes_K: FloatArray
     """Communication buffers, allocator slack, framework context."""
-    memory_limit_bytes: float
+    memory_limit_bytes_K: FloatArray
     """Device bytes minus reserve."""
 
     def take(self, which: IntArray) -> StageTable:
@@ -134,3 +136,15 @@ class StageTable:
             if name[-1] == "K" and (value := getattr(self, name)) is not None
         }
         return replace(self, options=options, **rows)
+
+
+def side_by_side(tables: Sequence[StageTable]) -> StageTable:
+    """The tables of P pools over the same K options as one: column p * K + k is option k on pool p."""
+    first = tables[0]
+    options = Options(*(np.tile(getattr(first.options, name), len(tables)) for name in Options.__slots__))
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(table, name) for table in tables], axis=-1)
+        for name in StageTable.__slots__
+        if name[-1] == "K"
+    }
+    return replace(first, options=options, **columns)

@@ -216,9 +216,9 @@ def price(job: JobSpec, pool: Pool, options: Options, menu: Sequence[Recompute] 
         sync_latency_s_K=sync.latency_K,
         optimizer_s_K=adam * _optimizer_s(job, efficiency, (options.dp_K * options.cp_K).astype(np.float64)),
         expert_optimizer_s_K=adam * _optimizer_s(job, efficiency, options.edp_K.astype(np.float64)),
-        step_s=beside * efficiency.calibration["step_s_calibration"],
+        step_s_K=np.full(count, beside * efficiency.calibration["step_s_calibration"]),
         workspace_bytes_K=memory.workspace_bytes(pool, options) + calibrated(pool.tables, job, "workspace"),
-        memory_limit_bytes=memory.memory_limit_bytes(pool),
+        memory_limit_bytes_K=np.full(count, memory.memory_limit_bytes(pool)),
     )
 
 

@@ -87,19 +87,31 @@ def class_prefix(job: JobSpec) -> IntArray:
 
 
 def _per_chunk(n: NDArray[Any], values_CX: FloatArray) -> FloatArray:
-    """[X, ..., C] counts times [C, X] values of each row's option -> [X, ...]"""
-    rows = values_CX.T.reshape((len(n),) + (1,) * (n.ndim - 2) + (len(values_CX),))
-    total: FloatArray = (n * rows).sum(axis=-1)
+    """Sum over classes of counts times values of each row's option. [C, ..., X, V] and [C, X] -> [..., X, V]"""
+    total: FloatArray = n[0] * values_CX[0][:, None]
+    for number, value in zip(n[1:], values_CX[1:], strict=True):
+        total += number * value[:, None]
     return total
 
 
-def _held(flights_XQV: IntArray, bytes_XV: FloatArray) -> FloatArray:
-    """Bytes of activations at the fullest moment. [X, Q, V] x [X, V, ...] -> [X, ...]"""
+def _held(flights_XQV: IntArray, bytes_OXV: FloatArray) -> FloatArray:
+    """Bytes of activations at the fullest moment. [X, Q, V] x [O, X, V] -> [O, X]"""
     if flights_XQV.shape[1:] == (1, 1):
-        scaled: FloatArray = flights_XQV[:, 0, 0].reshape((-1,) + (1,) * (bytes_XV.ndim - 2)) * bytes_XV[:, 0]
+        scaled: FloatArray = flights_XQV[:, 0, 0] * bytes_OXV[:, :, 0]
         return scaled
-    held: FloatArray = np.einsum("xqv,xv...->xq...", flights_XQV.astype(np.float64), bytes_XV).max(axis=1)
+    held: FloatArray = np.einsum("xqv,oxv->qox", flights_XQV.astype(np.float64), bytes_OXV).max(axis=0)
     return held
+
+
+def _over_chunks(n_CXV: NDArray[Any]) -> NDArray[Any]:
+    """[..., V] -> [...], faster than ``sum`` for one chunk."""
+    return n_CXV[..., 0] if n_CXV.shape[-1] == 1 else n_CXV.sum(axis=-1)
+
+
+def _rebuilt(present_CX: NDArray[np.bool_], transient_OCX: FloatArray) -> FloatArray:
+    """The largest working set among the classes that are there. [..., C, X] -> [..., X]"""
+    largest: FloatArray = np.where(present_CX, transient_OCX, 0.0).max(axis=-2)
+    return largest
 
 
 def stage_costs(
@@ -122,16 +134,16 @@ def stage_costs(
     training, model = job.training, job.model
     start, count = slots.start_XV, slots.count_XV
     first, last = slots.first_X, slots.last_X
-    n_XVC = (prefix_CN[:, start + count] - prefix_CN[:, start]).transpose(1, 2, 0).astype(np.float64)
-    n_XC = n_XVC.sum(axis=1)
+    n_CXV = (prefix_CN[:, start + count] - prefix_CN[:, start]).astype(np.float64)
+    n_CX = _over_chunks(n_CXV)
     k_X: IntArray = np.full(len(start), k) if isinstance(k, int) else k
 
     def per_row(values_CK: FloatArray) -> FloatArray:
-        total: FloatArray = (n_XC * values_CK[:, k_X].T).sum(axis=1)
+        total: FloatArray = _per_chunk(n_CX[..., None], values_CK[:, k_X])[:, 0]
         return total
 
-    forward = _per_chunk(n_XVC, table.forward_CK[:, k_X])
-    backward = _per_chunk(n_XVC, table.backward_CK[:, k_X])
+    forward = _per_chunk(n_CXV, table.forward_CK[:, k_X])
+    backward = _per_chunk(n_CXV, table.backward_CK[:, k_X])
     forward[:, 0] += first * table.embedding_forward_K[k_X]
     backward[:, 0] += first * table.embedding_backward_K[k_X]
     forward[:, -1] += last * (table.head_forward_K[k_X] + model.mtp_layers * table.mtp_forward_K[k_X])
@@ -155,16 +167,16 @@ def stage_costs(
     once = last * (table.head_activation_K[k_X] + model.mtp_layers * table.mtp_activation_K[k_X])
 
     row, extra, held, choice, block = _recompute(
-        table, k_X, slots, n_XVC, prefix_CN, edge_XV, static + once, fixed, allowed, every
+        table, k_X, slots, n_CXV, prefix_CN, edge_XV, static + once, fixed, allowed, every
     )
     if len(row) != len(start):
-        forward, backward, n_XC, k_X = forward[row], backward[row], n_XC[row], k_X[row]
+        forward, backward, n_CX, k_X = forward[row], backward[row], n_CX[:, row], k_X[row]
         dense, expert, static, once = dense[row], expert[row], static[row], once[row]
         weights, grads, states, workspace = weights[row], grads[row], states[row], workspace[row]
     activations = held + once
     memory = static + activations
 
-    layers = np.maximum(n_XC.sum(axis=1), 1)
+    layers = np.maximum(n_CX.sum(axis=0), 1)
     overlapped = (layers - 1) / layers
     sync = dense * table.dense_sync_s_K[k_X] + expert * table.expert_sync_s_K[k_X] + table.sync_latency_s_K[k_X]
     if training.overlap_grad_reduce:
@@ -175,7 +187,8 @@ def stage_costs(
     gather = dense * table.dense_gather_s_K[k_X] + expert * table.expert_gather_s_K[k_X]
     if training.overlap_param_gather:
         gather = np.maximum(gather - overlapped * forward.sum(axis=1), gather / layers)
-    optimizer = dense * table.optimizer_s_K[k_X] + expert * table.expert_optimizer_s_K[k_X] + gather + table.step_s
+    optimizer = dense * table.optimizer_s_K[k_X] + expert * table.expert_optimizer_s_K[k_X] + gather
+    optimizer += table.step_s_K[k_X]
     return Costs(
         row_X=row,
         forward_XV=forward,
@@ -190,7 +203,7 @@ def stage_costs(
         activations_X=activations,
         workspace_X=workspace,
         memory_X=memory,
-        fits_X=memory <= table.memory_limit_bytes,
+        fits_X=memory <= table.memory_limit_bytes_K[k_X],
         choice_X=choice,
         block_X=block,
     )
@@ -200,7 +213,7 @@ def _recompute(
     table: StageTable,
     k: IntArray,
     slots: Slots,
-    n_XVC: FloatArray,
+    n_CXV: FloatArray,
     prefix_CN: IntArray,
     edge_XV: FloatArray,
     other_X: FloatArray,
@@ -209,54 +222,45 @@ def _recompute(
     every: bool,
 ) -> _Chosen:
     """The recomputation of each row: fixed, or the cheapest that fits (see ``Costs``)."""
-    present_XC = n_XVC.sum(axis=1) > 0
-    rows = np.arange(len(n_XVC))
+    many = n_CXV.shape[1]
+    rows = np.arange(many)
     if fixed is not None and fixed.granularity == "full":
         if fixed.method == "uniform":
-            return _uniform(table, k, slots, n_XVC, edge_XV, max(fixed.num_layers, 1))
-        block = np.full(len(n_XVC), fixed.num_layers)
-        time_XBV, bytes_XB = _blocks(table, k, slots, n_XVC, prefix_CN, edge_XV, np.asarray([fixed.num_layers]))
-        return rows, time_XBV[:, 0], bytes_XB[:, 0], np.full(len(n_XVC), len(table.menu) - 1), block
+            return _uniform(table, k, slots, n_CXV, edge_XV, max(fixed.num_layers, 1))
+        block = np.full(many, fixed.num_layers)
+        time_BXV, bytes_BX = _blocks(table, k, slots, n_CXV, prefix_CN, edge_XV, np.asarray([fixed.num_layers]))
+        return rows, time_BXV[0], bytes_BX[0], np.full(many, len(table.menu) - 1), block
 
     plain = len(table.menu) - 1  # every entry but the last, which is "full"
-    # einsum, not matmul: no BLAS threads for such small sums, and the same digits on any machine
-    time_XVR = np.einsum("xvc,rcx->xvr", n_XVC, table.recompute_RCK[:plain, :, k])
-    bytes_XVR = np.einsum("xvc,rcx->xvr", n_XVC, table.activation_RCK[:plain, :, k]) + edge_XV[:, :, None]
-    transient_XRC = table.transient_RCK[:plain, :, k].transpose(2, 0, 1)
-    transient_XR = np.where(present_XC[:, None, :], transient_XRC, 0.0).max(axis=2)
-    held_XR = _held(slots.flights_XQV, bytes_XVR) + transient_XR
-    if fixed is not None:
-        entry = table.menu.index(fixed)
-        return (
-            rows,
-            time_XVR[:, :, entry],
-            held_XR[:, entry],
-            np.full(len(n_XVC), entry),
-            np.zeros(len(n_XVC), np.int64),
-        )
+    only = None if fixed is None else table.menu.index(fixed)
+    at = slice(plain) if only is None else slice(only, only + 1)
+    time_RXV = _per_entry(n_CXV, table.recompute_RCK[at, :, k])
+    bytes_RXV = _per_entry(n_CXV, table.activation_RCK[at, :, k]) + edge_XV
+    held_RX = _held(slots.flights_XQV, bytes_RXV) + _rebuilt(_over_chunks(n_CXV) > 0, table.transient_RCK[at, :, k])
+    if only is not None:
+        return rows, time_RXV[0], held_RX[0], np.full(many, only), np.zeros(many, np.int64)
 
     if every:
         counts_B = np.arange(1, int(slots.count_XV.max(initial=1)) + 1)
-        time_XBV, bytes_XB = _blocks(table, k, slots, n_XVC, prefix_CN, edge_XV, counts_B)
-        time_XOV = np.concatenate([time_XVR.transpose(0, 2, 1), time_XBV], axis=1)
-        many = time_XOV.shape[1]
-        option = np.tile(np.arange(many), len(n_XVC))
+        time_BXV, bytes_BX = _blocks(table, k, slots, n_CXV, prefix_CN, edge_XV, counts_B)
+        time_OXV = np.concatenate([time_RXV, time_BXV])
+        option = np.tile(np.arange(len(time_OXV)), many)
         return (
-            np.repeat(rows, many),
-            time_XOV.reshape(-1, time_XOV.shape[2]),
-            np.concatenate([held_XR, bytes_XB], axis=1).ravel(),
+            np.repeat(rows, len(time_OXV)),
+            time_OXV.swapaxes(0, 1).reshape(-1, time_OXV.shape[2]),
+            np.concatenate([held_RX, bytes_BX]).T.ravel(),
             np.minimum(option, plain),
             np.maximum(option - plain + 1, 0),
         )
 
     use = np.asarray(allowed if allowed is not None else (True,) * len(table.menu))
-    limit = table.memory_limit_bytes - other_X
-    cost_XR = np.where(use[None, :plain] & (held_XR <= limit[:, None]), time_XVR.sum(axis=1), np.inf)
-    choice = cost_XR.argmin(axis=1)
-    best = cost_XR[rows, choice]
-    extra = time_XVR[rows, :, choice]
-    held = held_XR[rows, choice]
-    block = np.zeros(len(n_XVC), np.int64)
+    limit = table.memory_limit_bytes_K[k] - other_X
+    cost_RX = np.where(use[:plain, None] & (held_RX <= limit), _over_chunks(time_RXV), np.inf)
+    choice = cost_RX.argmin(axis=0)
+    best = cost_RX[choice, rows]
+    extra = time_RXV[choice, rows]
+    held = held_RX[choice, rows]
+    block = np.zeros(many, np.int64)
     # Block recomputation is worth a look wherever something must be recomputed.
     tight = np.flatnonzero(best > 0) if use[plain] else np.empty(0, np.int64)
     if len(tight):
@@ -268,34 +272,35 @@ def _recompute(
             slots.first_X[tight],
             slots.last_X[tight],
         )
-        time_XBV, bytes_XB = _blocks(table, k[tight], part, n_XVC[tight], prefix_CN, edge_XV[tight], counts_B)
-        cost_XB = np.where(bytes_XB <= limit[tight, None], time_XBV.sum(axis=2), np.inf)
-        at = cost_XB.argmin(axis=1)
-        found = cost_XB[np.arange(len(tight)), at]
+        time_BXV, bytes_BX = _blocks(table, k[tight], part, n_CXV[:, tight], prefix_CN, edge_XV[tight], counts_B)
+        cost_BX = np.where(bytes_BX <= limit[tight], _over_chunks(time_BXV), np.inf)
+        at_X = cost_BX.argmin(axis=0)
+        every_tight = np.arange(len(tight))
+        found = cost_BX[at_X, every_tight]
         hopeless = np.isinf(found) & np.isinf(best[tight])
-        at = np.where(hopeless, bytes_XB.argmin(axis=1), at)
-        better = (found < best[tight]) | hopeless
-        where, at = tight[better], at[better]
-        extra[where] = time_XBV[better, at]
-        held[where] = bytes_XB[better, at]
+        at_X = np.where(hopeless, bytes_BX.argmin(axis=0), at_X)
+        better = np.flatnonzero((found < best[tight]) | hopeless)
+        where, at_X = tight[better], at_X[better]
+        extra[where] = time_BXV[at_X, better]
+        held[where] = bytes_BX[at_X, better]
         choice[where] = plain
-        block[where] = counts_B[at]
+        block[where] = counts_B[at_X]
         # Chunks of the same layers rank all choices alike; only others can leave two of them incomparable.
         counts = slots.count_XV[tight]
-        mixed = (counts.max(axis=1) > counts.min(axis=1)) | (len(prefix_CN) > 1)
-        if time_XVR.shape[1] > 1 and mixed.any():
+        mixed = np.flatnonzero((counts.max(axis=1) > counts.min(axis=1)) | (len(prefix_CN) > 1))
+        if time_RXV.shape[2] > 1 and len(mixed):
             uneven = tight[mixed]
             at_row, option = _incomparable(
-                np.concatenate([time_XVR[uneven].transpose(0, 2, 1), time_XBV[mixed]], axis=1),
-                np.concatenate([np.isfinite(cost_XR[uneven]), np.isfinite(cost_XB[mixed])], axis=1),
+                np.concatenate([time_RXV[:, uneven], time_BXV[:, mixed]]),
+                np.isfinite(np.concatenate([cost_RX[:, uneven], cost_BX[:, mixed]])),
                 np.where(choice[uneven] == plain, plain + block[uneven] - 1, choice[uneven]),
             )
             is_block = option >= plain
             which = np.where(is_block, option - plain, 0)
             plain_entry = np.minimum(option, plain - 1)
-            in_blocks = np.flatnonzero(mixed)[at_row]
-            add_time = np.where(is_block[:, None], time_XBV[in_blocks, which], time_XVR[uneven[at_row], :, plain_entry])
-            add_held = np.where(is_block, bytes_XB[in_blocks, which], held_XR[uneven[at_row], plain_entry])
+            in_blocks = mixed[at_row]
+            add_time = np.where(is_block[:, None], time_BXV[which, in_blocks], time_RXV[plain_entry, uneven[at_row]])
+            add_held = np.where(is_block, bytes_BX[which, in_blocks], held_RX[plain_entry, uneven[at_row]])
             rows = np.concatenate([rows, uneven[at_row]])
             extra, held = np.concatenate([extra, add_time]), np.concatenate([held, add_held])
             choice = np.concatenate([choice, np.where(is_block, plain, option)])
@@ -303,15 +308,24 @@ def _recompute(
     return rows, extra, held, choice, block
 
 
-def _incomparable(time_XOV: FloatArray, fits_XO: NDArray[np.bool_], chosen_X: IntArray) -> tuple[IntArray, IntArray]:
+def _per_entry(n_CXV: FloatArray, values_RCX: FloatArray) -> FloatArray:
+    """[R, X, V] of every menu entry. einsum, not matmul: no BLAS threads for such small sums, and the same digits
+    on any machine."""
+    total: FloatArray = np.einsum("cxv,rcx->rxv", n_CXV, values_RCX)
+    return total
+
+
+def _incomparable(time_OXV: FloatArray, fits_OX: NDArray[np.bool_], chosen_X: IntArray) -> tuple[IntArray, IntArray]:
     """(row, option) of what fits and is beaten by no other option in every chunk, the chosen one left out."""
-    time_XOV = np.where(fits_XO[:, :, None], time_XOV, np.inf)
-    mine, other = time_XOV[:, :, None, :], time_XOV[:, None, :, :]
-    no_worse = (other <= mine).all(axis=3)
-    better = no_worse & ((other < mine).any(axis=3) | np.tri(time_XOV.shape[1], k=-1, dtype=bool)[None])
-    keep = fits_XO & ~better.any(axis=2)
-    keep[np.arange(len(chosen_X)), chosen_X] = False
-    row, option = np.nonzero(keep)
+    many = len(time_OXV)
+    no_worse = np.ones((many, many, time_OXV.shape[1]), bool)  # is the first index' option as good as the second's?
+    better = np.zeros_like(no_worse) | np.tri(many, k=-1, dtype=bool).T[:, :, None]
+    for time_OX in np.where(fits_OX[:, :, None], time_OXV, np.inf).transpose(2, 0, 1):
+        no_worse &= time_OX[:, None] <= time_OX[None]
+        better |= time_OX[:, None] < time_OX[None]
+    keep = fits_OX & ~(no_worse & better).any(axis=0)
+    keep[chosen_X, np.arange(len(chosen_X))] = False
+    row, option = np.nonzero(keep.T)
     return row, option
 
 
@@ -319,44 +333,40 @@ def _blocks(
     table: StageTable,
     k: IntArray,
     slots: Slots,
-    n_XVC: FloatArray,
+    n_CXV: FloatArray,
     prefix_CN: IntArray,
     edge_XV: FloatArray,
     counts_B: IntArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds [X, B, V] and held bytes [X, B] when the first B layers of each chunk are recomputed."""
+    """Seconds [B, X, V] and held bytes [B, X] when the first B layers of each chunk are recomputed."""
     full, start = len(table.menu) - 1, slots.start_XV
-    until_XBV = start[:, None, :] + np.minimum(counts_B[None, :, None], slots.count_XV[:, None, :])
-    done_XBVC = (prefix_CN[:, until_XBV] - prefix_CN[:, start][:, :, None, :]).transpose(1, 2, 3, 0)
-    kept_XBVC = n_XVC[:, None] - done_XBVC
-    bytes_XBV = (
-        _per_chunk(done_XBVC, table.activation_RCK[full][:, k])
-        + _per_chunk(kept_XBVC, table.activation_RCK[0][:, k])
-        + edge_XV[:, None, :]
+    until_BXV = start + np.minimum(counts_B[:, None, None], slots.count_XV)
+    done_CBXV = prefix_CN[:, until_BXV] - prefix_CN[:, start][:, None]
+    kept_CBXV = n_CXV[:, None] - done_CBXV
+    bytes_BXV = (
+        _per_chunk(done_CBXV, table.activation_RCK[full][:, k])
+        + _per_chunk(kept_CBXV, table.activation_RCK[0][:, k])
+        + edge_XV
     )
-    held = _held(slots.flights_XQV, bytes_XBV.transpose(0, 2, 1))
     transient = np.maximum(
-        np.where(done_XBVC.sum(axis=2) > 0, table.transient_RCK[full][:, k].T[:, None, :], 0.0),
-        np.where(kept_XBVC.sum(axis=2) > 0, table.transient_RCK[0][:, k].T[:, None, :], 0.0),
-    ).max(axis=2)
-    return _per_chunk(done_XBVC, table.recompute_RCK[full][:, k]), held + transient
+        _rebuilt((_over_chunks(done_CBXV) > 0).swapaxes(0, 1), table.transient_RCK[full][:, k]),
+        _rebuilt((_over_chunks(kept_CBXV) > 0).swapaxes(0, 1), table.transient_RCK[0][:, k]),
+    )
+    return _per_chunk(done_CBXV, table.recompute_RCK[full][:, k]), _held(slots.flights_XQV, bytes_BXV) + transient
 
 
 def _uniform(
-    table: StageTable, k: IntArray, slots: Slots, n_XVC: FloatArray, edge_XV: FloatArray, unit: int
+    table: StageTable, k: IntArray, slots: Slots, n_CXV: FloatArray, edge_XV: FloatArray, unit: int
 ) -> _Chosen:
     """Full recomputation in units of ``unit`` layers: one input is kept per unit, one unit is rebuilt at a time."""
-    full = len(table.menu) - 1
+    full, rows = len(table.menu) - 1, n_CXV.shape[1]
     count = np.maximum(slots.count_XV, 1)
-    kept_XV = _per_chunk(n_XVC, table.activation_RCK[full][:, k]) * (-(-slots.count_XV // unit) / count) + edge_XV
-    present_XC = n_XVC.sum(axis=1) > 0
+    kept_XV = _per_chunk(n_CXV, table.activation_RCK[full][:, k]) * (-(-slots.count_XV // unit) / count) + edge_XV
     rebuilt_CX = table.transient_RCK[full][:, k] + (unit - 1) * table.activation_RCK[0][:, k]
-    transient = np.where(present_XC, rebuilt_CX.T, 0.0).max(axis=1)
-    rows = len(n_XVC)
-    held = _held(slots.flights_XQV, kept_XV) + transient
+    held = _held(slots.flights_XQV, kept_XV[None])[0] + _rebuilt(_over_chunks(n_CXV) > 0, rebuilt_CX)
     return (
         np.arange(rows),
-        _per_chunk(n_XVC, table.recompute_RCK[full][:, k]),
+        _per_chunk(n_CXV, table.recompute_RCK[full][:, k]),
         held,
         np.full(rows, full),
         np.full(rows, unit),

@@ -251,7 +251,7 @@ def _even_fits(problem: Problem, points: Points, layers_G1: FloatArray) -> NDArr
         transient_RK[-1] = np.minimum(transient_RK[0], transient_RK[-1])
         held_RG = static_CK.min(axis=0)[k] + held_G * act_RK[:, k]
         held_RG = layers_G1[:, 0] * held_RG + transient_RK[:, k] + t.workspace_bytes_K[k]
-        fits_RG &= (held_RG <= t.memory_limit_bytes * (1 + EPS)) | (points.stages_GP[:, p] == 0)
+        fits_RG &= (held_RG <= t.memory_limit_bytes_K[k] * (1 + EPS)) | (points.stages_GP[:, p] == 0)
     return np.asarray(fits_RG[list(problem.allowed)].any(axis=0))
 
 
@@ -277,7 +277,7 @@ def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, wh
         slowest_G = _whole_layers(slowest_G, class_CGP[heavy], stages_GP, layers)
     params = np.stack([optimizer_s(problem, p) for p in range(len(tables))], axis=1)[k]
     optimizer_G = np.where(used_GP, params, np.inf).min(axis=1) / stages_GP.sum(axis=1)
-    optimizer_G += min(t.step_s for t in problem.tables)
+    optimizer_G += min(float(t.step_s_K.min()) for t in problem.tables)
     # one microbatch passes all layers there and back, however many there are
     once_CGP = np.stack([t.forward_CK + t.backward_CK for t in tables], axis=2)[:, k]
     whole_G = (counts[:, None] * np.where(used_GP, once_CGP, np.inf).min(axis=2)).sum(axis=0)
@@ -389,7 +389,7 @@ def _memory_can_suffice(problem: Problem, option_G: IntArray, stages_GP: IntArra
         static_K = (t.weight_bytes + t.grad_bytes) * (dense + expert)
         static_K = static_K + dense * t.dense_optimizer_bytes_K + expert * t.expert_optimizer_bytes_K
         least_K = static_K + t.activation_RCK[:, heavy].min(axis=0)
-        free_K = t.memory_limit_bytes - t.workspace_bytes_K - t.transient_RCK[:, heavy].min(axis=0)
+        free_K = t.memory_limit_bytes_K - t.workspace_bytes_K - t.transient_RCK[:, heavy].min(axis=0)
         held_K = np.floor(np.maximum(free_K, 0.0) / least_K * (1 + EPS))
         room += stages_GP[:, index] * held_K[option_G]
     return np.asarray(room >= layers)

@@ -178,7 +178,7 @@ class _Pool:
         transient = t.transient_RCK[menu, heavy][:, k, None]
         transient[-1] = np.minimum(transient[-1], transient[0])
         # chunks may be uneven, see ``reach``; there also what "full" does
-        free = (t.memory_limit_bytes - t.workspace_bytes_K[k])[:, None] - transient
+        free = (t.memory_limit_bytes_K - t.workspace_bytes_K)[k][:, None] - transient
         free = free + np.concatenate([act[:-1], act[:1]]) * (vpp - 1)
         saved = np.maximum(act[0] - act[-1], 1e-30)
         slow = time + extra

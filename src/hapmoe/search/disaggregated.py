@@ -184,5 +184,5 @@ def _side(job: JobSpec, pool: Pool, size: int, full: bool) -> _Side:
         dense_bytes=dense_bytes + first("workspace_bytes_K") + first("head_activation_K"),
         expert_bytes=expert * (each + first("expert_optimizer_bytes_K")),
         expert_activations=2 * layers * expert_bytes,
-        limit=table.memory_limit_bytes,
+        limit=first("memory_limit_bytes_K"),
     )

@@ -150,7 +150,13 @@ def _nested(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _solve_some(
-    problem: Problem, state: State, points: Points, floor_G: FloatArray, seen: set[tuple[int, ...]], same: int = SAME, most: int = BOUNDED
+    problem: Problem,
+    state: State,
+    points: Points,
+    floor_G: FloatArray,
+    seen: set[tuple[int, ...]],
+    same: int = SAME,
+    most: int = BOUNDED,
 ) -> None:
     """Try the grid points with the lowest bounds below the best step that were not seen, a few of each option."""
     for flat in (True, False):

@@ -23,6 +23,7 @@ from hapmoe.options import FloatArray, IntArray
 from hapmoe.schedule import in_flight
 from hapmoe.search.bounds import EPS, blocked_s
 from hapmoe.search.problem import Problem, Setting
+from hapmoe.search.rows import distinct_rows
 from hapmoe.stagecost import Costs, Slots, stage_costs
 
 __all__ = ["Entries", "price_entries", "price_rows", "prune"]
@@ -58,26 +59,18 @@ def price_rows(
     start_XV: IntArray,
     count_XV: IntArray,
     every: bool = False,
-) -> list[tuple[IntArray, Costs]]:
-    """Costs of rows, pool by pool: (row of every entry, costs). All settings share vpp.
-
-    ``every``: see ``stage_costs``.
-    """
+) -> Costs:
+    """Costs of rows. All settings share vpp. ``every``: see ``stage_costs``."""
     width = max(setting.pp for setting in settings)
     pool_GJ = np.asarray([[*s.pool_J, *[0] * (width - s.pp)] for s in settings], np.int64)
     last_G = np.asarray([s.pp - 1 for s in settings], np.int64)
     option_G = np.asarray([s.option for s in settings], np.int64)
-    flights = _flights(settings, width)
-    pool_X = pool_GJ[point_X, stage_X]
-    priced = []
-    for pool in sorted(set(pool_X.tolist())):
-        rows = np.flatnonzero(pool_X == pool)
-        point, stage = point_X[rows], stage_X[rows]
-        slots = Slots(start_XV[rows], count_XV[rows], flights[point, stage], stage == 0, stage == last_G[point])
-        table, k = problem.tables[pool], option_G[point]
-        costs = stage_costs(problem.job, table, k, slots, problem.prefix_CN, allowed=problem.allowed, every=every)
-        priced.append((rows[costs.row_X], costs))
-    return priced
+    flights_XQV = _flights(settings, width)[point_X, stage_X]
+    slots = Slots(start_XV, count_XV, flights_XQV, stage_X == 0, stage_X == last_G[point_X])
+    column_X = pool_GJ[point_X, stage_X] * len(problem.space.options) + option_G[point_X]
+    return stage_costs(
+        problem.job, problem.whole, column_X, slots, problem.prefix_CN, allowed=problem.allowed, every=every
+    )
 
 
 def _flights(settings: Sequence[Setting], width: int) -> IntArray:
@@ -111,31 +104,25 @@ def price_entries(problem: Problem, settings: Sequence[Setting], low_GJ: IntArra
         none, nothing = np.zeros(0, np.int64), np.zeros(0)
         chunks = np.zeros((0, vpp))
         return Entries(none, none, none, chunks, chunks, nothing, nothing, nothing, none, none)
-    parts: list[tuple[NDArray[Any], ...]] = []
-    for row, costs in price_rows(problem, settings, point, stage, start_XV, count_XV):
-        loose = relaxed[row]
-        keep = costs.fits_X | loose
-        # A relaxed entry leaves recomputation out of its times: block it may be, but never less work.
-        spared = np.where(loose, costs.recompute_X, 0.0)[:, None]
-        backward = np.where(loose[:, None], np.maximum(costs.backward_XV - spared, 0.0), costs.backward_XV)
-        parts.append(
-            tuple(
-                values[keep]
-                for values in (
-                    point[row],
-                    stage[row],
-                    layers[row],
-                    costs.forward_XV,
-                    backward,
-                    costs.forward_XV.sum(axis=1) + costs.backward_XV.sum(axis=1) - spared[:, 0],
-                    np.where(loose, 0.0, costs.sync_X),
-                    np.where(loose, 0.0, costs.optimizer_X),
-                    costs.choice_X,
-                    costs.block_X,
-                )
-            )
-        )
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    costs = price_rows(problem, settings, point, stage, start_XV, count_XV)
+    keep = np.flatnonzero(costs.fits_X | relaxed[costs.row_X])
+    row = costs.row_X[keep]
+    # A relaxed entry leaves recomputation out of its times: block it may be, but never less work.
+    loose = relaxed[row]
+    spared = np.where(loose, costs.recompute_X[keep], 0.0)
+    forward, backward = costs.forward_XV[keep], costs.backward_XV[keep]
+    columns: tuple[NDArray[Any], ...] = (
+        point[row],
+        stage[row],
+        layers[row],
+        forward,
+        np.where(loose[:, None], np.maximum(backward - spared[:, None], 0.0), backward),
+        forward.sum(axis=1) + backward.sum(axis=1) - spared,
+        np.where(loose, 0.0, costs.sync_X[keep]),
+        np.where(loose, 0.0, costs.optimizer_X[keep]),
+        costs.choice_X[keep],
+        costs.block_X[keep],
+    )
     order = np.lexsort((columns[2], columns[1], columns[0]))
     entries = Entries(*(column[order] for column in columns))
     return entries if len(problem.prefix_CN) == 1 else _lightest(entries, width, int(high_GJ.max()) + 1)
@@ -170,8 +157,7 @@ def _runs(
     # Rows with the same pipeline shape, stage and layers hold the same runs: find them once.
     pp_G = np.asarray([setting.pp for setting in settings], np.int64)
     keys = np.concatenate([pp_G[point_X][:, None], stage_X[:, None], count_XV], axis=1)
-    kinds, kind_X = np.unique(keys, axis=0, return_inverse=True)
-    kind_X = kind_X.ravel()
+    kinds, kind_X = distinct_rows(keys)
     starts_of: list[tuple[int, ...]] = []
     begin, many = np.zeros(len(kinds), np.int64), np.zeros(len(kinds), np.int64)
     for kind, (pp, stage, *counts) in enumerate(kinds.tolist()):

@@ -13,6 +13,7 @@ from hapmoe.search.bounds import EPS, count_bounds, heavy_class, round_s, round_
 from hapmoe.search.capacity import counts_suffice
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
+from hapmoe.search.rows import distinct_rows
 from hapmoe.search.space import count_vectors, legal_vpp, may_interleave
 
 __all__ = ["distinct", "expand_counts", "expand_orders", "fullest_counts"]
@@ -65,9 +66,9 @@ def expand_counts(
     unlisted: list[int] = []
     usable_KP = _usable_pools(problem, option_K, best_s)
     most_KP = np.where(usable_KP, space.most_KP[option_K], 0)
-    kinds, kind_of = np.unique(np.concatenate([space.step_KP[option_K], most_KP], axis=1), axis=0, return_inverse=True)
+    kinds, kind_of = distinct_rows(np.concatenate([space.step_KP[option_K], most_KP], axis=1))
     for kind, limits in enumerate(kinds):
-        mine = option_K[kind_of.ravel() == kind]
+        mine = option_K[kind_of == kind]
         step, most = limits[: len(problem.tables)], limits[len(problem.tables) :]
         vectors = count_vectors(most, step, np.zeros_like(most), layers, FEW_VECTORS)
         if vectors is not None:
@@ -149,7 +150,7 @@ def distinct(
     option_G, stages_GP = option_G[keep], stages_GP[keep]
     if not unique or not len(option_G):
         return option_G, stages_GP
-    rows = np.unique(np.concatenate([option_G[:, None], stages_GP], axis=1), axis=0)
+    rows, _ = distinct_rows(np.concatenate([option_G[:, None], stages_GP], axis=1))
     return rows[:, 0], rows[:, 1:]
 
 

@@ -154,15 +154,12 @@ def _memory(problem: Problem, points: Sequence[_Point]) -> list[FloatArray]:
             alike = np.full((5, most), [[pool], [k], [held], [stage == 0], [stage == pp - 1]])
             rows.append(np.concatenate([start[None], count[None], alike]))
     start, count, pool_X, k_X, held_X, first, last = np.concatenate(rows, axis=1)
+    slots = Slots(start[:, None], count[:, None], held_X[:, None, None], first == 1, last == 1)
+    column = pool_X * len(problem.space.options) + k_X
+    costs = stage_costs(problem.job, problem.whole, column, slots, problem.prefix_CN, allowed=problem.allowed)
     over = np.full(len(start), -np.inf)
-    for pool in np.unique(pool_X).tolist():
-        of = np.flatnonzero(pool_X == pool)
-        ends = first[of] == 1, last[of] == 1
-        slots = Slots(start[of, None], count[of, None], held_X[of, None, None], *ends)
-        table = problem.tables[pool]
-        costs = stage_costs(problem.job, table, k_X[of], slots, problem.prefix_CN, allowed=problem.allowed)
-        # a row may have several recomputations that fit
-        np.maximum.at(over, of[costs.row_X], costs.memory_X - table.memory_limit_bytes)
+    # a row may have several recomputations that fit
+    np.maximum.at(over, costs.row_X, costs.memory_X - problem.whole.memory_limit_bytes_K[column[costs.row_X]])
     sizes = [len(pool_J) * most for (pool_J, _, _), most in zip(points, many, strict=True)]
     parts = np.split(over, np.cumsum(sizes)[:-1])
     return [part.reshape(len(pool_J), -1) for part, (pool_J, _, _) in zip(parts, points, strict=True)]

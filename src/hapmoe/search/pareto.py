@@ -60,7 +60,8 @@ def less_memory(problem: Problem, best: Row, seeker: Seeker) -> tuple[Row, ...]:
         if found and peak_bytes(found[-1][1]) <= most:
             continue
         tables = tuple(
-            replace(table, memory_limit_bytes=min(table.memory_limit_bytes, most)) for table in problem.tables
+            replace(table, memory_limit_bytes_K=np.minimum(table.memory_limit_bytes_K, most))
+            for table in problem.tables
         )
         plan, _, cut = seeker.best(replace(problem, tables=tables), np.inf)
         if plan is None or cut:

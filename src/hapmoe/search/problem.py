@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from hapmoe.cluster import Cluster
 from hapmoe.job import JobSpec
-from hapmoe.options import FloatArray, IntArray, Options, StageTable
+from hapmoe.options import FloatArray, IntArray, Options, StageTable, side_by_side
 from hapmoe.plan import Plan, Recompute, Stage
 from hapmoe.pricing import price
 from hapmoe.resolve import chunk_layers
@@ -21,7 +22,7 @@ from hapmoe.stagecost import class_prefix
 __all__ = ["Problem", "Setting", "make_plan", "pose", "price_space", "settings_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """A job on a cluster, with every option priced on every pool."""
 
@@ -41,6 +42,11 @@ class Problem:
     def options_of(self, pool: int) -> Options:
         """How the stages of one pool run, option by option."""
         return self.own_P[pool] if self.own_P else self.space.options
+
+    @cached_property
+    def whole(self) -> StageTable:
+        """The tables of all pools as one, see ``side_by_side``."""
+        return side_by_side(self.tables)
 
     @property
     def microbatches_K(self) -> IntArray:

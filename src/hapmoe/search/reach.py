@@ -253,7 +253,7 @@ def _parts(problem: Problem, points: Points, fine: int) -> _Parts:
     shared = first & last & model.tied_embeddings
     edges = first * rank_bytes([t.embedding_params_K for t in tables])
     edges = edges + last * ~shared * rank_bytes([t.head_params_K for t in tables])
-    limit = np.asarray([t.memory_limit_bytes for t in tables])[pool_GS] - pick([t.workspace_bytes_K for t in tables])
+    limit = pick([t.memory_limit_bytes_K - t.workspace_bytes_K for t in tables])
     once = last * pick([t.head_activation_K + mtp * t.mtp_activation_K for t in tables])
     # chunks differ by one layer and the fuller hold less: n layers weigh at least like n - (vpp - 1) even ones
     room = (limit - edges - once) - transient + act * (vpp - 1)
@@ -316,7 +316,7 @@ def _parts(problem: Problem, points: Points, fine: int) -> _Parts:
         wrap_G=places.wrap_G,
         most_GS=most,
         optimizer_G=pick([optimizer_s(problem, p) for p in range(len(tables))]).min(axis=1) / points.pp_G
-        + min(t.step_s for t in tables),
+        + min(float(t.step_s_K.min()) for t in tables),
         ahead_GS=at * light.min(axis=1, keepdims=True),
         lead_GS=at * light_forward.min(axis=1, keepdims=True),
         ahead_layer_GS=_cheapest_ahead(np.where(vpp > 1, light, per_layer), number),

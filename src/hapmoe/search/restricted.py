@@ -263,11 +263,12 @@ def _solve(problem: Problem, settings: list[Setting], below: float) -> Iterator[
     rows = np.concatenate(chunks)
     # per stage the entries that fit; with virtual stages there may be a few
     entries: dict[tuple[int, int], list[tuple[FloatArray, FloatArray, float, float, tuple[int, int]]]] = {}
-    for row, costs in price_rows(problem, settings, point, stage, rows[:, :, 0], rows[:, :, 1]):
-        for e in np.flatnonzero(costs.fits_X).tolist():
-            choice = (int(costs.choice_X[e]), int(costs.block_X[e]))
-            times = costs.forward_XV[e], costs.backward_XV[e], float(costs.sync_X[e]), float(costs.optimizer_X[e])
-            entries.setdefault((int(point[row[e]]), int(stage[row[e]])), []).append((*times, choice))
+    costs = price_rows(problem, settings, point, stage, rows[:, :, 0], rows[:, :, 1])
+    for e in np.flatnonzero(costs.fits_X).tolist():
+        choice = (int(costs.choice_X[e]), int(costs.block_X[e]))
+        times = costs.forward_XV[e], costs.backward_XV[e], float(costs.sync_X[e]), float(costs.optimizer_X[e])
+        row = int(costs.row_X[e])
+        entries.setdefault((int(point[row]), int(stage[row])), []).append((*times, choice))
     for g, setting in enumerate(settings):
         per_stage = [entries.get((g, j), []) for j in range(setting.pp)]
         if not all(per_stage):

@@ -22,6 +22,7 @@ from hapmoe.schedule import interleaved_ends, one_f_one_b_ends
 from hapmoe.search.bounds import EPS, pipeline_bound
 from hapmoe.search.entries import Entries, price_rows
 from hapmoe.search.problem import Problem, Setting
+from hapmoe.search.rows import distinct_rows
 from hapmoe.search.suffix import Floors, floors_of
 
 __all__ = ["Solution", "best_equal", "best_split", "split_floor"]
@@ -282,29 +283,27 @@ def _price_splits(problem: Problem, setting: Setting, layers_XJ: IntArray) -> _C
     """Costs of splits with the layers that each stage really gets: only those that fit, one candidate
     for every combination of incomparable recomputations."""
     pp, vpp = setting.pp, setting.vpp
-    layers_XJ = np.unique(layers_XJ, axis=0)
-    rows = np.asarray([chunk_layers(tuple(split), vpp) for split in layers_XJ.tolist()], np.int64)
-    flat = rows.reshape(len(rows) * pp, vpp * 2)
-    keyed = np.concatenate([np.tile(np.arange(pp), len(rows))[:, None], flat], axis=1)
-    unique, inverse = np.unique(keyed, axis=0, return_inverse=True)
-    chunks = unique[:, 1:].reshape(len(unique), vpp, 2)
+    layers_XJ, _ = distinct_rows(layers_XJ)
+    # as ``resolve.chunk_layers``: chunk after chunk, stage after stage
+    count_XVJ = (layers_XJ[:, None, :] + np.arange(vpp)[:, None]) // vpp
+    flat = count_XVJ.reshape(len(layers_XJ), vpp * pp)
+    start_XVJ = (np.cumsum(flat, axis=1) - flat).reshape(count_XVJ.shape)
+    stage_XJ = np.tile(np.arange(pp), (len(layers_XJ), 1))
+    columns = [stage_XJ[:, None, :], start_XVJ, count_XVJ]
+    unique, inverse = distinct_rows(np.concatenate(columns, axis=1).swapaxes(1, 2).reshape(-1, 1 + 2 * vpp))
     nowhere = np.zeros(len(unique), np.int64)
-    parts: list[tuple[NDArray[Any], ...]] = []
-    for row, costs in price_rows(problem, [setting], nowhere, unique[:, 0], chunks[:, :, 0], chunks[:, :, 1]):
-        columns = (costs.forward_XV, costs.backward_XV, costs.sync_X, costs.optimizer_X, costs.choice_X, costs.block_X)
-        parts.append(tuple(values[costs.fits_X] for values in (row, *columns)))
-    joined: list[NDArray[Any]] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    row = joined[0]
-    order = np.argsort(row, kind="stable")
-    row = row[order]
+    costs = price_rows(problem, [setting], nowhere, unique[:, 0], unique[:, 1 : 1 + vpp], unique[:, 1 + vpp :])
+    fits = np.flatnonzero(costs.fits_X)
+    order = fits[np.argsort(costs.row_X[fits], kind="stable")]
+    row = costs.row_X[order]
     begin, end = (
         np.searchsorted(row, np.arange(len(unique))),
         np.searchsorted(row, np.arange(len(unique)), side="right"),
     )
-    where = inverse.reshape(len(rows), pp)
+    where = inverse.reshape(len(layers_XJ), pp)
     # one stage after the other: every candidate branches into the ways its stage can recompute
-    split = np.arange(len(rows))
-    picked = np.zeros((len(rows), 0), np.int64)
+    split = np.arange(len(layers_XJ))
+    picked = np.zeros((len(layers_XJ), 0), np.int64)
     for stage in range(pp):
         at = where[split, stage]
         many = end[at] - begin[at]
@@ -313,8 +312,15 @@ def _price_splits(problem: Problem, setting: Setting, layers_XJ: IntArray) -> _C
         picked = np.concatenate([picked[branch], (begin[at][branch] + offset)[:, None]], axis=1)
         split = split[branch]
     entry = order[picked]
-    forward, backward, sync, optimizer, choice, block = (column[entry] for column in joined[1:])
-    return _Candidates(layers_XJ[split], forward, backward, sync, optimizer, choice, block)
+    return _Candidates(
+        layers_XJ[split],
+        costs.forward_XV[entry],
+        costs.backward_XV[entry],
+        costs.sync_X[entry],
+        costs.optimizer_X[entry],
+        costs.choice_X[entry],
+        costs.block_X[entry],
+    )
 
 
 def score(setting: Setting, forward_XJV: FloatArray, backward_XJV: FloatArray, sync_XJ: FloatArray) -> FloatArray:
@@ -357,10 +363,10 @@ def best_equal(problem: Problem, settings: Sequence[Setting], below: float) -> t
     shape = (len(rows), options)
     forward, backward = np.zeros((*shape, vpp)), np.zeros((*shape, vpp))
     sync, optimizer, fits = np.zeros(shape), np.zeros(shape), np.zeros(shape, bool)
-    for row, costs in price_rows(problem, settings, point, stage, rows[:, :, 0], rows[:, :, 1], every=True):
-        at = (row, np.where(costs.choice_X == plain, plain + costs.block_X - 1, costs.choice_X))
-        forward[at], backward[at], sync[at] = costs.forward_XV, costs.backward_XV, costs.sync_X
-        optimizer[at], fits[at] = costs.optimizer_X, costs.fits_X
+    costs = price_rows(problem, settings, point, stage, rows[:, :, 0], rows[:, :, 1], every=True)
+    at = (costs.row_X, np.where(costs.choice_X == plain, plain + costs.block_X - 1, costs.choice_X))
+    forward[at], backward[at], sync[at] = costs.forward_XV, costs.backward_XV, costs.sync_X
+    optimizer[at], fits[at] = costs.optimizer_X, costs.fits_X
     allowed = np.asarray([*problem.allowed[:-1], *[problem.allowed[-1]] * (options - plain)])
     best: tuple[Setting, Solution] | None = None
     # All points at once first: where memory suffices, and M times the slowest stage is below the best.
