@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray
 from hapmoe.search.bounds import EPS, count_bounds, heavy_class, round_s, round_trip_bound
-from hapmoe.search.capacity import counts_suffice
+from hapmoe.search.capacity import counts_suffice, pool_holds
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
 from hapmoe.search.rows import distinct_rows
@@ -22,6 +22,8 @@ FEW_VECTORS = 3000
 """Stage counts of one size that are listed once for all its options."""
 MOST_VECTORS = 100_000
 """Stage counts of one option that are listed; beyond it the option stays open (the gap says so)."""
+AT_ONCE = 64
+"""Options of which every stage count is looked at, at once: what they take in memory."""
 TOGETHER = 32_768
 """Stage counts bounded together: what they take in memory."""
 
@@ -73,7 +75,7 @@ def expand_counts(
         vectors = count_vectors(most, step, np.zeros_like(most), layers, FEW_VECTORS)
         if vectors is not None:
             vectors = vectors[layers % vectors.sum(axis=1) == 0] if even else vectors
-            parts.append(_fast_enough(problem, mine, vectors, best_s))
+            parts.append(_roomy_enough(problem, mine, vectors, best_s))
             continue
         for k in mine.tolist():
             vectors = count_vectors(most, step, _fewest_stages(problem, k, most, best_s), layers, MOST_VECTORS)
@@ -81,7 +83,7 @@ def expand_counts(
                 unlisted.append(k)
             else:
                 vectors = vectors[layers % vectors.sum(axis=1) == 0] if even else vectors
-                parts.append(_fast_enough(problem, np.asarray([k]), vectors, best_s))
+                parts.append(_roomy_enough(problem, np.asarray([k]), vectors, best_s))
     option, stages = (np.concatenate(column) for column in zip(*parts, strict=True))
     option, stages = distinct(problem, option, stages, unique=False)
     bound = np.full(len(option), np.inf)
@@ -105,17 +107,25 @@ def _usable_pools(problem: Problem, option_K: IntArray, best_s: float) -> NDArra
     return usable
 
 
-def _fast_enough(problem: Problem, option_K: IntArray, vectors: IntArray, best_s: float) -> tuple[IntArray, IntArray]:
-    """The pairs of options and stage counts whose stages together are fast enough for ``best_s``."""
-    if np.isfinite(best_s) and len(option_K):
-        heavy, layers = heavy_class(problem)
-        layer_KP = round_s(problem, option_K)[heavy]
-        rate_KS = np.einsum("kp,sp->ks", 1.0 / layer_KP, vectors.astype(np.float64))
-        needed_K = layers * problem.microbatches_K[option_K] / best_s * (1 - EPS)
-        row, column = np.nonzero(rate_KS >= needed_K[:, None])
-    else:
+def _roomy_enough(problem: Problem, option_K: IntArray, vectors: IntArray, best_s: float) -> tuple[IntArray, IntArray]:
+    """The pairs of options and stage counts whose pools, each by itself, hold the model within ``best_s``."""
+    if not np.isfinite(best_s) or not len(option_K) or not len(vectors):
         row, column = (index.ravel() for index in np.indices((len(option_K), len(vectors))))
-    return option_K[row], vectors[column]
+        return option_K[row], vectors[column]
+    _, layers = heavy_class(problem)
+    pairs = []
+    for begin in range(0, len(option_K), AT_ONCE):
+        some = option_K[begin : begin + AT_ONCE]
+        held_KS = np.zeros((len(some), len(vectors)))
+        for pool, stages_S in enumerate(vectors.T):
+            number, which_S = np.unique(stages_S, return_inverse=True)
+            option, stages = np.repeat(some, len(number)), np.tile(number, len(some))
+            held = pool_holds(problem, pool, option, stages, best_s).reshape(len(some), -1)
+            held_KS += held[:, which_S.ravel()]
+        row, column = np.nonzero(held_KS >= layers)
+        pairs.append((some[row], vectors[column]))
+    option, stages = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return option, stages
 
 
 def _fewest_stages(problem: Problem, k: int, most: IntArray, best_s: float) -> IntArray:
