@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from hapmoe.options import FloatArray, IntArray, StageTable
 from hapmoe.search.bounds import EPS, heavy_class, tails_s
 from hapmoe.search.problem import Problem
-from hapmoe.search.reach import PIECES
 
 __all__ = ["capacity_bounds", "counts_suffice", "pool_holds"]
 
+PIECES = 4
+"""Parts of the stages of a pool."""
 HALVINGS = 8
 """Steps of the bisection: to within 1/256 of the ratio of its ends."""
 

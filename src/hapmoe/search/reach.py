@@ -21,12 +21,11 @@ from hapmoe.search.bounds import EPS, blocked_s, heavy_class, optimizer_s, tails
 from hapmoe.search.points import Points, sends_of, stage_pools
 from hapmoe.search.problem import Problem
 
-__all__ = ["PIECES", "point_bounds"]
+__all__ = ["point_bounds"]
 
-FINE = 16
-"""Up to so many stages every stage is a part of its own."""
-PIECES = 4
-"""Parts per pool beyond that, first and last stage apart."""
+CUTS = ((8, 1), (16, 4))
+"""Up to so many stages every stage is a part of its own, and how many parts per pool there are beyond that, first and
+last stage apart: at first, and for what that leaves open. Then every stage is one."""
 AGAIN = 2
 """How often what the stages can hold is made smaller by what the others must hold."""
 HALVINGS, HALVINGS_BLIND = 6, 9
@@ -48,29 +47,37 @@ def point_bounds(
         some = slice(begin, begin + TOGETHER)
         which, option = np.unique(points.option_G[some], return_inverse=True)
         part = Points(option.ravel(), points.stages_GP[some], points.order_G[some], points.vpp_G[some])
-        own = problem.take(which)
-        bound, reached = _bounds_of(own, part, floor_G[some], ceiling, FINE)
-        again = np.flatnonzero((part.pp_G > FINE) & (bound < ceiling))
-        if len(again):  # stage by stage
-            bound[again], better = _bounds_of(own, part.take(again), bound[again], ceiling, int(part.pp_G.max()))
-            for at, row in zip(again.tolist(), better, strict=True):
-                reached[at] = row
-        bound_G[some] = bound
+        bound_G[some], reached = _finer(problem.take(which), part, floor_G[some], ceiling)
         high += reached
     return bound_G, high
 
 
+def _finer(problem: Problem, points: Points, floor_G: FloatArray, ceiling: float) -> tuple[FloatArray, list[IntArray]]:
+    """The same in parts that become finer as long as a point stays open, down to single stages."""
+    pp_G, (fine, pieces) = points.pp_G, CUTS[0]
+    bound_G, high = _bounds_of(problem, points, floor_G, ceiling, fine, pieces)
+    longest = int(pp_G.max())
+    for finer, pieces in (*CUTS[1:], (longest, 1)):
+        again = np.flatnonzero((pp_G > fine) & (bound_G < ceiling))
+        if len(again):
+            bound_G[again], better = _bounds_of(problem, points.take(again), bound_G[again], ceiling, finer, pieces)
+            for at, row in zip(again.tolist(), better, strict=True):
+                high[at] = row
+        fine = max(fine, finer)
+    return bound_G, high
+
+
 def _bounds_of(
-    problem: Problem, points: Points, floor_G: FloatArray, ceiling: float, fine: int
+    problem: Problem, points: Points, floor_G: FloatArray, ceiling: float, fine: int, pieces: int
 ) -> tuple[FloatArray, list[IntArray]]:
-    parts = _parts(problem, points, fine)
+    parts = _parts(problem, points, fine, pieces)
     low = np.maximum(floor_G, _chain_bound(problem, points, parts))
     limited = np.isfinite(ceiling)
     most = ceiling if limited else float(max(1.0, low.max())) * 64.0
     reach = _reach(parts, np.full(len(low), most))
     hopeless = ~_enough(parts, reach)
     bound = np.where(hopeless, ceiling if limited else np.inf, np.minimum(low, most))
-    hopeful = np.flatnonzero(~hopeless)
+    hopeful = np.flatnonzero(~hopeless & (points.pp_G <= fine))  # the others are looked at again
     if len(hopeful):
         some = parts.take(hopeful)
         low, high = np.maximum(bound[hopeful], 1e-9 * most), np.full(len(hopeful), most)
@@ -138,7 +145,7 @@ class _Parts:
         return replace(self, **picked)
 
 
-def _cut(pool_GJ: IntArray, fine: int) -> tuple[IntArray, IntArray]:
+def _cut(pool_GJ: IntArray, fine: int, pieces: int) -> tuple[IntArray, IntArray]:
     """First stage and number of stages of every part; empty parts have none."""
     count, pp = pool_GJ.shape
     if pp <= fine:
@@ -148,7 +155,7 @@ def _cut(pool_GJ: IntArray, fine: int) -> tuple[IntArray, IntArray]:
     change = np.concatenate([np.zeros((count, 1), np.int64), np.cumsum(inner[:, 1:] != inner[:, :-1], axis=1)], axis=1)
     runs = int(change.max()) + 1
     length_GW = (change[:, :, None] == np.arange(runs)).sum(axis=1)
-    piece_GWQ = (length_GW[:, :, None] + np.arange(PIECES)) // PIECES
+    piece_GWQ = (length_GW[:, :, None] + np.arange(pieces)) // pieces
     one = np.ones((count, 1), np.int64)
     number_GS = np.concatenate([one, piece_GWQ.reshape(count, -1), one], axis=1)
     return np.cumsum(number_GS, axis=1) - number_GS, number_GS
@@ -168,7 +175,7 @@ class _Places:
     wrap_G: FloatArray
 
 
-def _places(problem: Problem, points: Points, fine: int) -> _Places:
+def _places(problem: Problem, points: Points, fine: int, pieces: int) -> _Places:
     """The parts of every point, found for all points of one number of stages at once."""
     pp_G = points.pp_G
     least_near = np.minimum(problem.sends.near_PK, problem.sends.far_PK)
@@ -178,7 +185,7 @@ def _places(problem: Problem, points: Points, fine: int) -> _Places:
         mine = points.take(of)
         pool_GJ, place_GJ = stage_pools(mine, problem.space.orders)
         send_GJ = sends_of(mine, pool_GJ, place_GJ, problem.sends)
-        begin, number = _cut(pool_GJ, fine)
+        begin, number = _cut(pool_GJ, fine, pieces)
         at = np.minimum(begin, pp - 1)
         pool_GS = np.take_along_axis(pool_GJ, at, axis=1)
         zero = np.zeros((len(of), 1))
@@ -206,10 +213,10 @@ def _places(problem: Problem, points: Points, fine: int) -> _Places:
     return _Places(*joined)
 
 
-def _parts(problem: Problem, points: Points, fine: int) -> _Parts:
+def _parts(problem: Problem, points: Points, fine: int, pieces: int) -> _Parts:
     tables, model, options = problem.tables, problem.job.model, problem.space.options
     heavy, layers = heavy_class(problem)
-    places = _places(problem, points, fine)
+    places = _places(problem, points, fine, pieces)
     begin, number, pool_GS = places.begin_GS, places.count_GS, places.pool_GS
     pp_G1 = points.pp_G[:, None]
     end = np.minimum(begin + np.maximum(number, 1) - 1, pp_G1 - 1)
