@@ -22,7 +22,7 @@ from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
 from hapmoe.search.space import may_interleave
-from hapmoe.search.split import best_split
+from hapmoe.search.split import best_split, ready_for
 
 SPACES, BLOCKS = 300, 10
 MOST_PLANS = 1500
@@ -140,7 +140,8 @@ def solve_alone(problem: Problem, setting: Setting) -> float:
     most = layers - (setting.pp - 1) * setting.vpp
     shape = (1, setting.pp)
     entries = price_entries(problem, [setting], np.full(shape, setting.vpp), np.full(shape, most))
-    found, left_open = best_split(problem, setting, entries, np.inf, 1e-9)
+    ready = ready_for(problem, setting, entries, np.inf, 1e-9)
+    found, left_open = best_split(problem, setting, ready, np.inf) if ready else (None, np.inf)
     assert left_open == np.inf
     return found.step_s if found else np.inf
 

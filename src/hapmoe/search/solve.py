@@ -16,7 +16,7 @@ from hapmoe.search.entries import Entries, price_entries, prune
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
-from hapmoe.search.split import Solution, best_equal, best_split, split_floor
+from hapmoe.search.split import Ready, Solution, best_equal, best_split, ready_for
 from hapmoe.search.state import State, keep, pause
 
 __all__ = ["solve_each", "solve_group", "solve_points"]
@@ -103,11 +103,14 @@ def _sample(problem: Problem, state: State, waiting: list[_Open]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A grid point with the entries that bounds leave of it."""
+    """A grid point that bounds leave open, its splits ready to be searched."""
 
-    floor: float
     setting: Setting
-    entries: Entries
+    ready: Ready
+
+    @property
+    def floor(self) -> float:
+        return self.ready.floor_s
 
 
 def _glance(
@@ -115,10 +118,10 @@ def _glance(
 ) -> list[_Open]:
     """Grid points of one vpp that their entries leave open."""
     left: list[_Open] = []
-    for point in _priced(problem, state, settings, bound_G, high):
-        floor = split_floor(problem, point.setting, point.entries, state.best, point.floor)
-        if floor < state.best:
-            left.append(_Open(floor, point.setting, point.entries))
+    for floor, setting, entries in _priced(problem, state, settings, bound_G, high):
+        ready = ready_for(problem, setting, entries, state.best, floor)
+        if ready is not None:
+            left.append(_Open(setting, ready))
         pause(state)
     return left
 
@@ -132,9 +135,10 @@ def solve_group(
     quick: bool = False,
 ) -> None:
     """Solve grid points of one vpp, those with the lowest bound first (``quick``: see ``best_split``)."""
-    for point in _priced(problem, state, settings, bound_G, high):
-        if point.floor < state.best:
-            _solve(problem, state, point, quick)
+    for floor, setting, entries in _priced(problem, state, settings, bound_G, high):
+        ready = ready_for(problem, setting, entries, state.best, floor) if floor < state.best else None
+        if ready is not None:
+            _solve(problem, state, _Open(setting, ready), quick)
         pause(state)
 
 
@@ -143,15 +147,16 @@ def solve_each(
 ) -> list[tuple[float, Setting, Solution]]:
     """A good plan of each of some grid points of one vpp, where there is one below ``below``; without proof."""
     found: list[tuple[float, Setting, Solution]] = []
-    for point in _priced(problem, State(best=below), settings, bound_G, high):
-        solution, _ = best_split(problem, point.setting, point.entries, below, point.floor, quick=True)
+    for floor, setting, entries in _priced(problem, State(best=below), settings, bound_G, high):
+        ready = ready_for(problem, setting, entries, below, floor)
+        solution, _ = best_split(problem, setting, ready, below, quick=True) if ready else (None, floor)
         if solution is not None:
-            found.append((solution.step_s, point.setting, solution))
+            found.append((solution.step_s, setting, solution))
     return found
 
 
 def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) -> None:
-    solution, left_open = best_split(problem, point.setting, point.entries, state.best, point.floor, quick)
+    solution, left_open = best_split(problem, point.setting, point.ready, state.best, quick)
     if not quick:
         state.open_bound = min(state.open_bound, left_open)
     if solution is not None:
@@ -160,8 +165,8 @@ def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) ->
 
 def _priced(
     problem: Problem, state: State, settings: list[Setting], bound_G: FloatArray, high: list[IntArray]
-) -> list[_Open]:
-    """Grid points of one vpp with their entries, those with the lowest bound first."""
+) -> list[tuple[float, Setting, Entries]]:
+    """Bounds and entries of grid points of one vpp, those with the lowest bound first."""
     width = max(setting.pp for setting in settings)
     pp_G = np.asarray([setting.pp for setting in settings])
     real_GJ = np.arange(width) < pp_G[:, None]
@@ -178,4 +183,4 @@ def _priced(
     begin = np.searchsorted(entries.point_E, np.arange(len(settings)))
     end = np.searchsorted(entries.point_E, np.arange(len(settings)), side="right")
     order = [g for g in np.argsort(bound_G, kind="stable").tolist() if bound_G[g] < state.best and begin[g] < end[g]]
-    return [_Open(float(bound_G[g]), settings[g], entries.take(slice(int(begin[g]), int(end[g])))) for g in order]
+    return [(float(bound_G[g]), settings[g], entries.take(slice(int(begin[g]), int(end[g])))) for g in order]

@@ -25,7 +25,7 @@ from hapmoe.search.problem import Problem, Setting
 from hapmoe.search.rows import distinct_rows
 from hapmoe.search.suffix import Floors, floors_of
 
-__all__ = ["Solution", "best_equal", "best_split", "split_floor"]
+__all__ = ["Ready", "Solution", "best_equal", "best_split", "ready_for"]
 
 MOST_ENTRIES = 3_000_000
 """Stages of splits of one grid point that are listed at once; beyond it only the best BEAM are followed
@@ -48,17 +48,43 @@ class Solution:
     choices: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A grid point that may have a split: its entries stage by stage, what suffixes of stages cost, a lower bound."""
+
+    stages: tuple[Entries, ...]
+    floors: Floors
+    floor_s: float
+
+
+def ready_for(problem: Problem, setting: Setting, entries: Entries, below: float, floor: float) -> Ready | None:
+    """What ``best_split`` needs; None where no split can have a step below ``below``.
+
+    ``floor``: a lower bound of this point.
+    """
+    stages = tuple(entries.take(entries.stage_E == stage) for stage in range(setting.pp))
+    if not all(len(stage.layers_E) for stage in stages):
+        return None
+    layers = problem.job.model.num_layers
+    floors = floors_of(setting, stages, layers)
+    bound, _ = _extended(setting, stages, floors, layers, _Partial.none(), 0)
+    floor = max(floor, float(bound.min()) + floors.after_s)
+    if floor < below:
+        floor = max(floor, _relaxed(setting, stages) + floors.after_s)
+    return Ready(stages, floors, floor) if floor < below else None
+
+
 def best_split(
-    problem: Problem, setting: Setting, entries: Entries, below: float, floor: float, quick: bool = False
+    problem: Problem, setting: Setting, ready: Ready, below: float, quick: bool = False
 ) -> tuple[Solution | None, float]:
     """The best split with a step below ``below``, or None; and what an unlisted split could still
     take at the least (infinite: all were looked at).
 
-    ``floor``: a lower bound of this point. ``quick``: a good split without proof.
+    ``quick``: a good split without proof.
     """
     layers = problem.job.model.num_layers
-    stages, floors, floor = _floor(problem, setting, entries, below, floor)
-    if floors is None or floor >= below:
+    stages, floors, floor = ready.stages, ready.floors, ready.floor_s
+    if floor >= below:
         return None, np.inf
     # A narrow beam first: its best split is the window within which all others are listed.
     splits, complete = _list_splits(setting, stages, floors, layers, below, QUICK_BEAM)
@@ -73,28 +99,6 @@ def best_split(
     splits, complete = _list_splits(setting, stages, floors, layers, window)
     better = _best_of(problem, setting, stages, splits, window) if len(splits) else None
     return better or best, np.inf if complete else floor
-
-
-def split_floor(problem: Problem, setting: Setting, entries: Entries, below: float, floor: float) -> float:
-    """A lower bound of this point, at least ``floor``; infinite where no split can have a step below ``below``."""
-    _, floors, floor = _floor(problem, setting, entries, below, floor)
-    return np.inf if floors is None or floor >= below else floor
-
-
-def _floor(
-    problem: Problem, setting: Setting, entries: Entries, below: float, floor: float
-) -> tuple[list[Entries], Floors | None, float]:
-    """The entries stage by stage, what suffixes of stages cost (None: some stage has no entry), and a bound."""
-    stages = [entries.take(entries.stage_E == stage) for stage in range(setting.pp)]
-    if not all(len(stage.layers_E) for stage in stages):
-        return stages, None, np.inf
-    layers = problem.job.model.num_layers
-    floors = floors_of(setting, stages, layers)
-    bound, _ = _extended(setting, stages, floors, layers, _Partial.none(), 0)
-    floor = max(floor, float(bound.min()) + floors.after_s)
-    if floor < below:
-        floor = max(floor, _relaxed(setting, stages) + floors.after_s)
-    return stages, floors, floor
 
 
 def _relaxed(setting: Setting, stages: Sequence[Entries]) -> float:
