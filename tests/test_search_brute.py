@@ -141,7 +141,7 @@ def solve_alone(problem: Problem, setting: Setting) -> float:
     shape = (1, setting.pp)
     entries = price_entries(problem, [setting], np.full(shape, setting.vpp), np.full(shape, most))
     ready = ready_for(problem, setting, entries, np.inf, 1e-9)
-    found, left_open = best_split(problem, setting, ready, np.inf) if ready else (None, np.inf)
+    found, left_open = best_split(problem, setting, ready, ready.floor_s, np.inf) if ready else (None, np.inf)
     assert left_open == np.inf
     return found.step_s if found else np.inf
 

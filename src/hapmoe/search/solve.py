@@ -5,7 +5,9 @@ Array legend: G grid points, J stages.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ from hapmoe.search.entries import Entries, price_entries, prune
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
-from hapmoe.search.split import Ready, Solution, best_equal, best_split, ready_for
+from hapmoe.search.split import Ready, Solution, best_equal, best_split, ready_for, relaxed_s
 from hapmoe.search.state import State, keep, pause
 
 __all__ = ["solve_each", "solve_group", "solve_points"]
@@ -81,9 +83,7 @@ def solve_points(
             _sample(problem, state, waiting[seen:])
             sampled, pace = first, 1 if state.best < best else 2 * pace
             seen = len(waiting)
-    for point in sorted(waiting, key=lambda point: point.floor):
-        if point.floor >= state.best:
-            break
+    for point in _lowest_first(state, waiting):
         if rest is not None:
             state.bound = min(rest, point.floor)
         _solve(problem, state, point)
@@ -101,16 +101,37 @@ def _sample(problem: Problem, state: State, waiting: list[_Open]) -> None:
             _solve(problem, state, point, quick=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Open:
     """A grid point that bounds leave open, its splits ready to be searched."""
 
     setting: Setting
     ready: Ready
+    floor: float
+    """A lower bound of its step."""
+    tight: bool = False
+    """Does it count the relaxed timeline, which takes long?"""
 
-    @property
-    def floor(self) -> float:
-        return self.ready.floor_s
+
+def _tighten(point: _Open) -> None:
+    if not point.tight:
+        point.floor, point.tight = max(point.floor, relaxed_s(point.setting, point.ready)), True
+
+
+def _lowest_first(state: State, waiting: list[_Open]) -> Iterator[_Open]:
+    """Points below the best step, by their tight bounds; only those are tightened that have to be."""
+    heap = [(point.floor, number) for number, point in enumerate(waiting)]
+    heapq.heapify(heap)
+    while heap:
+        floor, number = heapq.heappop(heap)
+        if floor >= state.best:
+            return
+        point = waiting[number]
+        _tighten(point)
+        if point.floor > floor:
+            heapq.heappush(heap, (point.floor, number))
+        else:
+            yield point
 
 
 def _glance(
@@ -121,7 +142,7 @@ def _glance(
     for floor, setting, entries in _priced(problem, state, settings, bound_G, high):
         ready = ready_for(problem, setting, entries, state.best, floor)
         if ready is not None:
-            left.append(_Open(setting, ready))
+            left.append(_Open(setting, ready, ready.floor_s))
         pause(state)
     return left
 
@@ -138,7 +159,7 @@ def solve_group(
     for floor, setting, entries in _priced(problem, state, settings, bound_G, high):
         ready = ready_for(problem, setting, entries, state.best, floor) if floor < state.best else None
         if ready is not None:
-            _solve(problem, state, _Open(setting, ready), quick)
+            _solve(problem, state, _Open(setting, ready, ready.floor_s), quick)
         pause(state)
 
 
@@ -149,14 +170,19 @@ def solve_each(
     found: list[tuple[float, Setting, Solution]] = []
     for floor, setting, entries in _priced(problem, State(best=below), settings, bound_G, high):
         ready = ready_for(problem, setting, entries, below, floor)
-        solution, _ = best_split(problem, setting, ready, below, quick=True) if ready else (None, floor)
+        if ready is None or relaxed_s(setting, ready) >= below:
+            continue
+        solution, _ = best_split(problem, setting, ready, floor, below, quick=True)
         if solution is not None:
             found.append((solution.step_s, setting, solution))
     return found
 
 
 def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) -> None:
-    solution, left_open = best_split(problem, point.setting, point.ready, state.best, quick)
+    _tighten(point)
+    if point.floor >= state.best:
+        return
+    solution, left_open = best_split(problem, point.setting, point.ready, point.floor, state.best, quick)
     if not quick:
         state.open_bound = min(state.open_bound, left_open)
     if solution is not None:

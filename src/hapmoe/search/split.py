@@ -25,7 +25,7 @@ from hapmoe.search.problem import Problem, Setting
 from hapmoe.search.rows import distinct_rows
 from hapmoe.search.suffix import Floors, floors_of
 
-__all__ = ["Ready", "Solution", "best_equal", "best_split", "ready_for"]
+__all__ = ["Ready", "Solution", "best_equal", "best_split", "ready_for", "relaxed_s"]
 
 MOST_ENTRIES = 3_000_000
 """Stages of splits of one grid point that are listed at once; beyond it only the best BEAM are followed
@@ -69,23 +69,27 @@ def ready_for(problem: Problem, setting: Setting, entries: Entries, below: float
     floors = floors_of(setting, stages, layers)
     bound, _ = _extended(setting, stages, floors, layers, _Partial.none(), 0)
     floor = max(floor, float(bound.min()) + floors.after_s)
-    if floor < below:
-        floor = max(floor, _relaxed(setting, stages) + floors.after_s)
     return Ready(stages, floors, floor) if floor < below else None
 
 
+def relaxed_s(setting: Setting, ready: Ready) -> float:
+    """The step if every stage took the least of all its entries: no split is faster."""
+    forward = np.asarray([[stage.forward_EV.min(axis=0) for stage in ready.stages]])
+    backward = np.asarray([[stage.backward_EV.min(axis=0) for stage in ready.stages]])
+    sync = np.asarray([[stage.sync_E.min() for stage in ready.stages]])
+    return float(score(setting, forward, backward, sync)[0]) + ready.floors.after_s
+
+
 def best_split(
-    problem: Problem, setting: Setting, ready: Ready, below: float, quick: bool = False
+    problem: Problem, setting: Setting, ready: Ready, floor: float, below: float, quick: bool = False
 ) -> tuple[Solution | None, float]:
     """The best split with a step below ``below``, or None; and what an unlisted split could still
     take at the least (infinite: all were looked at).
 
-    ``quick``: a good split without proof.
+    ``floor``: a lower bound of all of them. ``quick``: a good split without proof.
     """
     layers = problem.job.model.num_layers
-    stages, floors, floor = ready.stages, ready.floors, ready.floor_s
-    if floor >= below:
-        return None, np.inf
+    stages, floors = ready.stages, ready.floors
     # A narrow beam first: its best split is the window within which all others are listed.
     splits, complete = _list_splits(setting, stages, floors, layers, below, QUICK_BEAM)
     best = _best_of(problem, setting, stages, splits, below) if len(splits) else None
@@ -99,14 +103,6 @@ def best_split(
     splits, complete = _list_splits(setting, stages, floors, layers, window)
     better = _best_of(problem, setting, stages, splits, window) if len(splits) else None
     return better or best, np.inf if complete else floor
-
-
-def _relaxed(setting: Setting, stages: Sequence[Entries]) -> float:
-    """The end of the pipeline if every stage took the least of all its entries: no split is faster."""
-    forward = np.asarray([[stage.forward_EV.min(axis=0) for stage in stages]])
-    backward = np.asarray([[stage.backward_EV.min(axis=0) for stage in stages]])
-    sync = np.asarray([[stage.sync_E.min() for stage in stages]])
-    return float(score(setting, forward, backward, sync)[0])
 
 
 def _list_splits(
