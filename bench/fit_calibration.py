@@ -115,6 +115,8 @@ def parameters(rows: list[Row]) -> list[Parameter]:
     common = tables["common"]
     found.append(Parameter("permute e_memory", common["permute"], "e_memory", 0.2, 0.8, _has_experts))
     found.append(Parameter("elementwise e_memory", common["elementwise"], "e_memory", 0.2, 0.9, lambda case: True))
+    efa = comm._tables()["network_kinds"]["efa"]["flex"]
+    found.append(Parameter("efa flex per_node_s", efa, "per_node_s", 4e-6, 2e-3, _flex_on_efa))
     used = Counter((_lender(row.case), _precision(row.case)) for row in rows)
     for kind in KINDS:
         for precision in ("bf16", "fp8", "fp4"):
@@ -127,6 +129,10 @@ def parameters(rows: list[Row]) -> list[Parameter]:
 
                 found.append(Parameter(f"sustained {kind} {precision}", table, precision, 0.3, 1.1, touches))
     return found
+
+
+def _flex_on_efa(case: Case) -> bool:
+    return case.job.training.dispatcher == "flex" and case.cluster.pools[0].network.kind == "efa"
 
 
 def _has_experts(case: Case) -> bool:
@@ -164,6 +170,7 @@ def log_ratios(rows: list[Row], chosen: NDArray[np.bool_] | None = None) -> Arra
     """log(predicted / stated) of the chosen rows (nan elsewhere); equal cases are evaluated once."""
     efficiency._efficiency.cache_clear()
     comm._fabric.cache_clear()
+    comm.network_of.cache_clear()
     known: dict[Any, float] = {}
     result = np.full(len(rows), np.nan)
     for index, row in enumerate(rows):

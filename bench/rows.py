@@ -70,6 +70,18 @@ NETWORKS = (
 )
 
 
+RECIPE_LAYOUT = re.compile(r"(nemo|megatron-bridge).*(deep-?seek-?v3|kimi)", re.I)
+"""Recipes that state a pipeline layout: "Et*4|(t*4|)*14tmL" of 61 layers on 16 chunks, "Et|(tt|)*30mL" on 32
+(Megatron-Bridge recipes/deepseek/deepseek_v3.py, recipes/kimi/kimi_k2.py: set_…_pipeline_model_parallel_layout)."""
+
+
+GROUPS = {r"deep-?seek-?v3": (8, 4), r"deep-?seek-?v2": (8, 3)}
+"""Groups of experts, and how many of them a token's experts come from: n_group and topk_group of the models'
+configurations on Hugging Face (deepseek-ai/DeepSeek-V3, DeepSeek-V2)."""
+SPARSE = re.compile(r"glm-?5", re.I)
+"""Models that attend to chosen tokens: their flags are refused in scripts too."""
+
+
 class Skip(Exception):
     """Why a row cannot be predicted."""
 
@@ -109,9 +121,15 @@ def case_of(row: dict[str, Any]) -> Case:
         raise Skip("sharded data parallelism (FSDP, ZeRO-2/3)")
     if "lora" in str(extra.get("task", "")) or row.get("family") == "lora":
         raise Skip("LoRA has no weight gradients of the base")
+    if SPARSE.match(row["model"]):
+        raise Skip("attention over chosen tokens (sparse attention) is not modelled")
     if not row.get("gbs"):
         raise Skip("no global batch size")
-    model = model_of(row["arch"], row["model"])
+    arch = row["arch"]
+    if changed := re.search(r"(\d+) layers instead of (\d+) when overlap is on", str(row.get("notes"))):
+        if row.get("overlap") and "none" not in row["overlap"] and int(changed[2]) == arch["layers"]:
+            arch = arch | {"layers": int(changed[1])}
+    model = model_of(arch, row["model"])
     tp, pp, cp = (int(par.get(key) or 1) for key in ("tp", "pp", "cp"))
     vpp, ep = int(par.get("vpp") or 1), int(par.get("ep") or 1)
     dp = int(par.get("dp") or int(hw["count"]) // (tp * pp * cp))
@@ -236,12 +254,15 @@ def model_of(arch: dict[str, Any], name: str) -> ModelSpec:
             pattern = tuple(bool(value) for value in _pattern(frequency, layers))
         else:
             pattern = tuple(i >= dense and i % every == every - 1 for i in range(layers))
+        groups, group_top_k = next((found for known, found in GROUPS.items() if re.search(known, name, re.I)), (0, 0))
         moe = Moe(
             num_experts=int(arch["experts"]),
             top_k=int(arch["topk"]),
             ffn_hidden=int(arch.get("moe_ffn") or arch["ffn"]),
             shared_ffn_hidden=int(arch.get("shared_ffn") or 0),
             pattern=pattern,
+            router_groups=groups,
+            group_top_k=group_top_k,
         )
     mla = None
     if arch.get("mla"):
@@ -315,6 +336,11 @@ def chunks_of(row: dict[str, Any], model: ModelSpec, pp: int, vpp: int) -> list[
         counts = [b - a for a, b in pairwise(inner)]
     elif layers % count == 0:
         counts = [layers // count] * count
+    elif RECIPE_LAYOUT.search(f"{row.get('framework')} {row['model']}"):
+        # full chunks, the last one takes what is left: it has loss and MTP layers too
+        each = -(-layers // count)
+        rest = layers - each * (count - 1)
+        counts = [each + min(rest, 0), *[each] * (count - 2), max(rest, 0)]
     else:
         weights = [0] * count
         weights[-1] += 1 + model.mtp_layers

@@ -7,15 +7,17 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from shapes_of import options_of, pool_of
+from shapes_of import QWEN3_30B, job_of, options_of, pool_of
 from small_worlds import random_cluster, random_job
 
 from hapmoe.cluster import NETWORK_KINDS, Link, Pool
 from hapmoe.comm import Group, collective_s, group_of, send_s
 from hapmoe.efficiency import load_yaml
+from hapmoe.model import Moe
 from hapmoe.pricing import price, recompute_menu
 from hapmoe.search.pins import Pins
 from hapmoe.search.space import build_space
+from hapmoe.shapes import Shapes
 
 
 def _group(size: int, inside: int) -> Group:
@@ -133,12 +135,30 @@ def test_all_to_all_across_nodes_is_bound_by_the_nics() -> None:
 def test_flex_sends_a_token_once_per_rank_and_node() -> None:
     pool = pool_of("h800-80g-sxm", 8)
     tokens = np.array([4096 * 7168 * 1.0])  # FP8 dispatch
-    inside = float(collective_s(pool, _group(8, 8), "flex_dispatch", tokens, copies=8)[0])
-    spread = float(collective_s(pool, _group(64, 8), "flex_dispatch", tokens, copies=8)[0])
+    shapes = Shapes.of(job_of(QWEN3_30B), options_of())
+    inside = float(collective_s(pool, _group(8, 8), "flex_dispatch", tokens, distinct=shapes.distinct)[0])
+    spread = float(collective_s(pool, _group(64, 8), "flex_dispatch", tokens, distinct=shapes.distinct)[0])
     assert 0 < inside < spread
     # DeepEP README, 64 ranks: 51 GB/s of RDMA counted over the nodes a token goes to
     distinct = 8 * (1 - (1 - 1 / 8) ** 8)
     assert float(tokens[0]) * distinct / spread / 1e9 == pytest.approx(51, rel=0.2)
+
+
+@pytest.mark.parametrize(("groups", "chosen"), [(0, 0), (8, 4), (8, 3), (4, 1)])
+@pytest.mark.parametrize("places", [2, 4, 8, 32])
+def test_places_of_a_tokens_experts_are_those_of_routed_tokens(groups: int, chosen: int, places: int) -> None:
+    """Against routing itself: the best groups by the sum of their two best scores, then top-k in them (DeepSeek-V3)."""
+    rng = np.random.default_rng(places + groups)
+    scores_TE = rng.random((4000, 256))
+    if groups:
+        best_TG = np.sort(scores_TE.reshape(4000, groups, -1), axis=2)[:, :, -2:].sum(axis=2)
+        kept_TG = best_TG >= np.sort(best_TG, axis=1)[:, -chosen][:, None]
+        scores_TE = np.where(np.repeat(kept_TG, 256 // groups, axis=1), scores_TE, 0.0)
+    place_TK = np.argsort(scores_TE, axis=1)[:, -8:] // (256 // places)
+    simulated = np.mean([len(set(row)) for row in place_TK])
+    moe = Moe(num_experts=256, top_k=8, ffn_hidden=2048, router_groups=groups, group_top_k=chosen)
+    shapes = Shapes.of(job_of(msgspec.structs.replace(QWEN3_30B, moe=moe)), options_of())
+    assert float(shapes.distinct(np.array([float(places)]))[0]) == pytest.approx(simulated, rel=0.05)
 
 
 def test_sends_share_the_nodes_nics_and_gloo_copies_through_the_host() -> None:

@@ -147,6 +147,9 @@ def test_dense_and_shared_layers(tmp_path: Path) -> None:
     job = extract(_config(tmp_path, MODELS["deepseek-v3"][0] | {"num_nextn_predict_layers": 1}), OPTIONS)
     assert job.model.mtp_layers == 1
     assert job.model.moe is not None and job.model.moe.pattern == (False,) * 3 + (True,) * 58
+    grouped = MODELS["deepseek-v3"][0] | {"n_group": 8, "topk_group": 4}
+    routed = extract(_config(tmp_path, grouped), OPTIONS).model.moe
+    assert routed is not None and (routed.router_groups, routed.group_top_k) == (8, 4)
     sparse = MODELS["qwen3-30b-a3b"][0] | {"decoder_sparse_step": 2, "mlp_only_layers": [1]}
     moe = extract(_config(tmp_path, sparse), OPTIONS).model.moe
     assert moe is not None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -66,6 +66,10 @@ class Group:
     size_K: FloatArray
     inside_K: FloatArray
     nodes_K: FloatArray
+
+
+Distinct: TypeAlias = Callable[[FloatArray], FloatArray]
+"""Of so many places, how many a token goes to."""
 
 
 @lru_cache(maxsize=1)
@@ -135,20 +139,22 @@ def _inside_s(
     return curve.alpha_s + curve.per_peer_s * (q_K - 1.0) + wire_K / rate_K + (curve.ramp * 1e-9) * np.sqrt(wire_K)
 
 
-def collective_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, *, copies: float = 1.0) -> FloatArray:
+def collective_s(
+    pool: Pool, group: Group, collective: str, bytes_K: FloatArray, *, distinct: Distinct = np.ones_like
+) -> FloatArray:
     """Seconds of one collective, measured where the pool has tables; 0 where the group has one member."""
-    return collective_with_source(pool, group, collective, bytes_K, copies=copies)[0]
+    return collective_with_source(pool, group, collective, bytes_K, distinct=distinct)[0]
 
 
 def collective_with_source(
-    pool: Pool, group: Group, collective: str, bytes_K: FloatArray, *, copies: float = 1.0
+    pool: Pool, group: Group, collective: str, bytes_K: FloatArray, *, distinct: Distinct = np.ones_like
 ) -> tuple[FloatArray, IntArray]:
     """Seconds of one collective, and where they come from (positions in ``tables.lookup.SOURCES``).
 
     Groups of a size that was not measured are the model's, scaled as the nearest measured sizes of
     the same link class are: tables of 4 nodes say how 16 nodes do (the paper's Appendix D).
     """
-    seconds_K = _modelled_s(pool, group, collective, bytes_K, copies)
+    seconds_K = _modelled_s(pool, group, collective, bytes_K, distinct)
     source_K = np.full(len(seconds_K), SOURCES.index("roofline"))
     if pool.tables is None:
         return seconds_K, source_K
@@ -192,7 +198,7 @@ def _group_ratio(
         def model(sizes: FloatArray, ranks: float = ranks, per_node: float = per_node) -> FloatArray:
             whole = np.ones(len(sizes))
             shape = Group(ranks * whole, per_node * whole, np.ceil(ranks / per_node) * whole)
-            return _modelled_s(pool, shape, collective, sizes, 1.0)
+            return _modelled_s(pool, shape, collective, sizes, np.ones_like)
 
         same_X = (asked_XD == points_RD[index]).all(axis=1)
         at_X = np.where(same_X, model_X, model(bytes_X))
@@ -203,14 +209,14 @@ def _group_ratio(
     return np.exp2((weight_XR * np.log2(ratio_XR)).sum(axis=1)), source_X
 
 
-def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, copies: float) -> FloatArray:
+def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, distinct: Distinct) -> FloatArray:
     """Seconds of one collective by the fabric's curves; 0 where the group has one member or nothing to send.
 
     Ring collectives go round all members: inside a node over the scale-up link, between nodes over
     the NICs of the group's members there (q of them: the other devices' groups use the others). An
     all-to-all pays both shares at once: the slower of the two plus latencies is the time. NICs are
     shared by all devices of a node, because all groups communicate at the same time.
-    ``copies`` (flex): experts per token; a token crosses to a node, and to a rank, only once.
+    ``distinct`` (flex): of so many nodes or ranks, how many a token goes to; it crosses to each of them once.
 
     Source: data/fabrics.yaml.
     """
@@ -235,11 +241,9 @@ def _modelled_s(pool: Pool, group: Group, collective: str, bytes_K: FloatArray, 
             flex = network["flex"]
             old = fabric.inside["all_to_all"]
             curve = Curve(float(flex["alpha_s"]), old.per_peer_s, float(flex["intra_e_max"]), old.half_ranks, old.ramp)
-            ranks_K = n_K * (1.0 - (1.0 - 1.0 / n_K) ** copies)
-            distinct_K = nodes_K * (1.0 - (1.0 - 1.0 / nodes_K) ** copies)
-            inside_wire_K = bytes_K * ranks_K * ((q_K - 1.0) / q_K)
-            outside_wire_K = bytes_K * distinct_K * ((nodes_K - 1.0) / nodes_K)
-            row = network["all_to_all"]
+            inside_wire_K = bytes_K * distinct(n_K) * ((q_K - 1.0) / q_K)
+            outside_wire_K = bytes_K * distinct(nodes_K) * ((nodes_K - 1.0) / nodes_K)
+            row = network["all_to_all"] | {"per_node_s": flex["per_node_s"]}
             reach_K = np.full(len(n_K), float(flex["inter_e_max"]))
         seconds_K = _inside_s(fabric, curve, link, domain, np.maximum(q_K, 1.0), inside_wire_K)
         if spread:

@@ -33,6 +33,9 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Width of one expert."""
     shared_ffn_hidden: int = 0
     """Width of the shared expert; 0: none."""
+    router_groups: int = 0
+    """Groups of experts of which the router first chooses ``group_top_k``; 0: it chooses among all experts."""
+    group_top_k: int = 0
     pattern: tuple[bool, ...] = ()
     """Per decoder layer: does it hold experts? Length ``num_layers``."""
     capacity_factor: float | None = None

@@ -7,6 +7,7 @@ per forward GEMM). Messages carry their direction themselves. Array suffix: K op
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -114,6 +115,26 @@ class Shapes:
             sequence_parallel=parallel,
             imbalance_K=_imbalance(job, ep_K),
         )
+
+    def distinct(self, places_K: FloatArray) -> FloatArray:
+        """Expected number of different places of a token's experts, spread evenly over ``places_K`` of them.
+
+        With group-limited routing (moe_utils.py: group_limited_topk) all of them are in the few groups with the
+        best experts, about as many in each.
+        """
+        moe = self.job.model.moe
+        assert moe is not None
+        groups, chosen = moe.router_groups, moe.group_top_k
+        if groups < 2 or not 0 < chosen < groups:
+            return np.asarray(places_K * (1.0 - (1.0 - 1.0 / places_K) ** moe.top_k))
+        result_K = np.empty(len(places_K))
+        for places in np.unique(places_K):
+            if places >= groups:  # a place is a part of one group
+                hit = chosen / groups * (1.0 - (1.0 - groups / places) ** (moe.top_k / chosen))
+            else:  # a place holds whole groups: hit unless all that are chosen are elsewhere
+                hit = 1.0 - comb(groups - round(groups / places), chosen) / comb(groups, chosen)
+            result_K[places_K == places] = places * hit
+        return result_K
 
     @property
     def routed_K(self) -> FloatArray:

@@ -218,8 +218,6 @@ def _time_messages(
 ) -> None:
     by_name = {timed.op.name: timed for timed in done.values()}
     compute = [timed for timed in done.values()]
-    moe = shapes.job.model.moe
-    copies = float(moe.top_k) if moe else 1.0
     skew_K = 1.0 + efficiency.calibration["imbalance_a2a_calibration"] * (shapes.imbalance_K - 1.0)
     groups: dict[str, Group] = {}
     zero_K = np.zeros(len(shapes.options))
@@ -235,7 +233,9 @@ def _time_messages(
             if op.axis not in groups:
                 groups[op.axis] = group_of(pool, shapes.options, op.axis)
             sent_K = bytes_K * skew_K if op.axis in ("ep", "tp_ep") else bytes_K
-            alone_K, source_K = collective_with_source(pool, groups[op.axis], op.collective, sent_K, copies=copies)
+            alone_K, source_K = collective_with_source(
+                pool, groups[op.axis], op.collective, sent_K, distinct=shapes.distinct
+            )
             known[key] = slowdown * alone_K, source_K
         seconds_K, source_K = known[key]
         exposed_K = seconds_K

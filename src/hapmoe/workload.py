@@ -361,8 +361,7 @@ def _dispatch_ops(shapes: Shapes, hidden: float) -> list[Op]:
         both("combine", "reduce_scatter", gathered_K * (wide / size), "tp_ep")
     elif training.dispatcher == "flex":
         # a token goes once to every rank that holds one of its experts
-        ranks_K = np.maximum(shapes.ep_K * shapes.etp_K, 1.0)
-        distinct_K = ranks_K * (1.0 - (1.0 - 1.0 / ranks_K) ** moe.top_k)
+        distinct_K = shapes.distinct(np.maximum(shapes.ep_K * shapes.etp_K, 1.0))
         both("dispatch", "flex_dispatch", shard_bytes_K, "tp_ep")
         move("permute", shard_bytes_K * distinct_K + received_K)
         move("unpermute", received_K + shard_bytes_K * distinct_K)

@@ -160,6 +160,9 @@ class _Flags:
         key = next(key for key in ("n_routed_experts", "num_local_experts", "num_experts") if self.config.get(key))
         self.value("--num-experts", key)
         self.value("--moe-router-topk", "num_experts_per_tok")
+        if (self.config.get("n_group") or 1) > 1 and self.config.get("topk_group"):
+            self.value("--moe-router-num-groups", "n_group")
+            self.value("--moe-router-group-topk", "topk_group")
         if self.config.get("moe_intermediate_size") is not None:
             self.value("--moe-ffn-hidden-size", "moe_intermediate_size")
         shared = self.config.get("n_shared_experts")

@@ -274,6 +274,8 @@ def _moe(
         top_k=reading.integer_or("moe_router_topk", dialect.top_k, "model.moe.top_k"),
         ffn_hidden=expert_ffn,
         shared_ffn_hidden=_shared(reading, expert_ffn),
+        router_groups=reading.integer_or("moe_router_num_groups", 0, "model.moe.router_groups"),
+        group_top_k=reading.integer_or("moe_router_group_topk", 0, "model.moe.group_top_k"),
         pattern=hybrid or _moe_pattern(reading, layers, dialect),
         # A negative factor means none (transformer_config.py:1837).
         capacity_factor=None if capacity is None or capacity < 0 else capacity,
