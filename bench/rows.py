@@ -126,9 +126,9 @@ def case_of(row: dict[str, Any]) -> Case:
     if not row.get("gbs"):
         raise Skip("no global batch size")
     arch = row["arch"]
-    if changed := re.search(r"(\d+) layers instead of (\d+) when overlap is on", str(row.get("notes"))):
-        if row.get("overlap") and "none" not in row["overlap"] and int(changed[2]) == arch["layers"]:
-            arch = arch | {"layers": int(changed[1])}
+    changed = re.search(r"(\d+) layers instead of \d+ when overlap is on", str(row.get("notes")))
+    if changed and "none" not in str(row.get("overlap") or "none"):
+        arch = arch | {"layers": int(changed[1])}
     model = model_of(arch, row["model"])
     tp, pp, cp = (int(par.get(key) or 1) for key in ("tp", "pp", "cp"))
     vpp, ep = int(par.get("vpp") or 1), int(par.get("ep") or 1)
