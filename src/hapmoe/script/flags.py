@@ -122,6 +122,8 @@ FLAGS: tuple[Flag, ...] = (
     _unset("disable-moe-token-dropping", "moe_token_dropping"),
     _float("moe-expert-capacity-factor moe-capacity-factor moe-train-capacity-factor"),
     _set("moe-pad-expert-input-to-capacity"),
+    _int("moe-router-num-groups"),
+    _int("moe-router-group-topk"),
     _int("moe-latent-size"),
     _set("moe-grouped-gemm"),
     _str("moe-token-dispatcher-type", "allgather alltoall alltoall_seq flex"),
