@@ -42,7 +42,10 @@ CASES = (
 )
 ALONE = (
     (Case("one rank of four", (2,), ep=4, dp=4, flags={**FLAGS}), 0),
-    *((Case(f"{name} stage of three", (1, 1, 1), flags={**FLAGS}), stage) for stage, name in enumerate(STAGES)),
+    *(
+        (Case(f"{name} stage of three", (1, 1, 1), flags={"--num-layers": "3"}), stage)
+        for stage, name in enumerate(STAGES)
+    ),
 )
 """With the stage whose first rank runs by itself."""
 ONLY_LOCAL = (

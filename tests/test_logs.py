@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import builders
 import pytest
 
 from hapmoe.errors import InputError
 from hapmoe.logs.megatron import read_log
-from hapmoe.logs.nccl import nccl_table
+from hapmoe.logs.nccl import is_nccl_tests, nccl_table
 from hapmoe.logs.routing import routing_table, trace_table
 from hapmoe.measured import Collective, Routing, Run
 from hapmoe.plan import Plan
@@ -98,6 +99,81 @@ def test_older_columns_and_output_without_ranks() -> None:
         nccl_table(text, RUN, "old.log", ranks=8)
     with pytest.raises(InputError, match="unknown collective"):
         nccl_table(text.partition("\n")[2], RUN, "old.log", device="Tesla V100", ranks=8)
+
+
+def test_lines_with_the_launchers_prefix() -> None:
+    """mpirun --tag-output of a test built for MPI (nccl-tests 2.18, published run of two ranks), srun --label."""
+    text = """# nccl-tests version 2.18.0 nccl-headers=22907 nccl-library=22907
+# Collective test starting: all_reduce_perf_mpi
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 134217728 step: 2(factor) warmup iters: 10 iters: 50 agg iters: 1
+#  Rank  0 Group  0 Pid 2994447 on        lab device  0 [0000:02:00] NVIDIA GeForce RTX 5090
+#  Rank  1 Group  0 Pid 2994448 on        lab device  0 [0000:02:00] NVIDIA GeForce RTX 5090
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+     1048576        262144     float     sum      -1  4366.46    0.24    0.24       0  4365.21    0.24    0.24       0
+"""
+    for prefix in ("[1,0]<stdout>:", "   [1,0]<stdout>: ", "0: ", "> ", "[node-0]:", ""):
+        table = nccl_table("".join(prefix + line + "\n" for line in text.splitlines()), RUN, "tagged.log")
+        (row,) = table.rows
+        assert isinstance(row, Collective) and table.device == "NVIDIA GeForce RTX 5090"
+        assert (row.collective, row.ranks, row.bytes, row.median_s, row.samples) == (
+            "all_reduce", 2, 1048576, pytest.approx(4366.46e-6), 50
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("test", "header", "line"),
+    [
+        # print_line_header of alltoall.cu in 2.10.0, and common.cu in 2.13.0: no reduction, a blank column
+        ("alltoall_perf", "redop     time", f"{1 << 20:>12}  {1 << 17:>12}  {'float':>8}  {'':>6}"),
+        ("all_gather_perf", "redop    root     time", f"{1 << 20:>12}  {1 << 17:>12}  {'float':>8}  {'':>6}  {-1:>6}"),
+        ("sendrecv_perf", "    time", f"{1 << 20:>12}  {1 << 17:>12}  {'float':>8}"),
+    ],
+)
+def test_a_blank_column_is_not_counted(test: str, header: str, line: str) -> None:
+    text = f"{test} -b 1M\n#  size  count  type  {header}  algbw  busbw  error  time  algbw  busbw  error\n"
+    text += f"{line}    33.00   31.78   27.80  0e+00    32.50   32.26   28.23    N/A\n"
+    (row,) = nccl_table(text, RUN, "old.log", device="Tesla V100", ranks=8).rows
+    assert isinstance(row, Collective) and row.median_s == pytest.approx(33e-6)
+
+
+def test_nccl_tests_as_json() -> None:
+    """What src/util.cu of 2.19 writes to the file of -J, as far as it is read; its environment stays out."""
+    timed = {"time": 71.21, "alg_bw": 14.72, "bus_bw": 27.61, "nwrong": 0.0}
+    row = {"size": 1048576, "count": 262144, "type": "float", "redop": "none", "root": "    -1", "out_of_place": timed}
+    devices = [
+        {"rank": rank, "group": 0, "pid": 7, "hostname": f"node-{rank // 2}", "device": 0, "device_info": "NVIDIA H100"}
+        for rank in range(4)
+    ]
+    document: dict[str, Any] = {
+        "version": 1, "start_time": "2026-07-09", "args": ["/opt/nccl-tests/build/alltoall_perf_mpi", "-J", "a.json"],
+        "env": ["TOKEN=geheim"], "nccl_version": 22907, "config": {"iterations": 20, "devices": devices},
+        "results": [row | {"in_place": timed, "actual_iterations": 20, "experiment_name": ""}],
+    }  # fmt: skip
+    text = json.dumps(document)
+    assert is_nccl_tests(text)
+    table = nccl_table(text, RUN, "a.json")
+    (found,) = table.rows
+    assert isinstance(found, Collective) and (table.device, table.software) == ("NVIDIA H100", {"nccl": "2.29.7"})
+    assert (found.collective, found.ranks, found.ranks_per_node, found.link, found.samples, found.median_s) == (
+        "all_to_all", 4, 2, "network", 20, pytest.approx(71.21e-6)
+    )  # fmt: skip
+    for cut in (text[:-20], json.dumps({**document, "config": {}})):
+        with pytest.raises(InputError, match="not what nccl-tests -J writes"):
+            nccl_table(cut, RUN, "a.json")
+
+
+def test_ranks_that_somebody_cut_out_are_missed() -> None:
+    lines = log("nccl-tests-2.18").splitlines(keepends=True)
+    for gone in (
+        [" Rank 11 "],
+        [f" Rank {rank} " for rank in range(12, 16)],
+    ):  # 15 of 16; 8 on one host, 4 on the other
+        text = "".join(line for line in lines if not any(name in line for name in gone))
+        with pytest.raises(InputError, match="not all of them are listed, or not as many on each"):
+            nccl_table(text, RUN, "cut.log")
+        assert (
+            nccl_table(text, RUN, "cut.log", ranks=16, nodes=2).rows[0] == nccl_table("".join(lines), RUN, "").rows[0]
+        )
 
 
 # ------------------------------------------------------------------------------------------- routing

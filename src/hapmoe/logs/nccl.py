@@ -1,15 +1,22 @@
 """Output of nccl-tests and rccl-tests as a table of collectives.
 
-Formats: nccl-tests 2.0 to 2.18 and rccl-tests print one line per size with out-of-place and in-place
-columns under a header of comment lines; the position of "time" in that header tells them apart. The
-out-of-place time is taken; it is a mean over the iterations, so the row has no spread. Sizes are the
-bytes of the larger buffer of a rank, as ours are.
+Formats: nccl-tests 2.0 to 2.19 and rccl-tests print one line per size with out-of-place and in-place
+columns under a header of comment lines; the position of "time" in that header tells them apart. Up to
+2.13 an operation without a reduction left that column blank. With ``-J FILE.json`` (since 2.17.3) the same
+is written as JSON. The out-of-place time is taken; it is a mean over the iterations, so the row has no
+spread. Sizes are the bytes of the larger buffer of a rank, as ours are. What mpirun and srun put before a
+line (``[1,0]<stdout>:``, ``0:``) stays out of the way.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
 
 from hapmoe.errors import InputError
 from hapmoe.measured import Collective, Run, Table
@@ -23,7 +30,8 @@ _NAMES = {
     "alltoall_perf": "all_to_all",
     "sendrecv_perf": "send_recv",
 }
-_TEST = re.compile(r"\b(\w+_perf)\b")
+_TEST = re.compile(r"\b(\w+_perf)(?:_mpi)?\b")
+_PREFIX = re.compile(r"^\s*(?:>\s?)?(?:(?:\[[^\]\s]+\])?<std(?:out|err)>:|\[[^\]\s]+\]:|\d+:)?\s*")
 _RANK = re.compile(r"^#\s+Rank\s+(\d+).*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _ITERS = re.compile(r"\biters:?\s+(\d+)")
 _VERSION = re.compile(r"\b(NCCL|RCCL) version[ :]+(\d[\w.]*)|nccl-library=(\d+)", re.I)
@@ -37,13 +45,13 @@ class _State:
     ranks: dict[int, str] = field(default_factory=dict)
     device: str = ""
     iters: int = 1
-    column: int = 0
+    columns: tuple[str, ...] = ()
     version: tuple[str, str] = ("", "")
 
 
 def is_nccl_tests(text: str) -> bool:
     """Does this look like such output?"""
-    return "algbw" in text and "busbw" in text
+    return ("algbw" in text and "busbw" in text) or ('"out_of_place"' in text and '"alg_bw"' in text)
 
 
 def nccl_table(
@@ -56,12 +64,9 @@ def nccl_table(
     """
     state, rows = _State(), []
     named = device
-    for number, line in enumerate(text.splitlines(), 1):
-        _header(state, line)
-        size_s = _figures(state, line)
-        if size_s is None:
-            continue
-        size, seconds = size_s
+    is_json = text.lstrip().startswith("{")
+    figures = _json(state, text, where) if is_json else _printed(state, text)
+    for number, size, seconds in figures:
         if not state.collective:
             hint = 'the line "# Collective test starting: all_reduce_perf", or the command that was run'
             raise InputError(
@@ -98,6 +103,35 @@ def nccl_table(
     )
 
 
+def _printed(state: _State, text: str) -> Iterator[tuple[int, int, float]]:
+    """(number of the line, bytes, seconds) of each line of figures; what stood before it is in ``state``."""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = _PREFIX.sub("", raw, count=1)
+        _header(state, line)
+        if size_s := _figures(state, line):
+            yield number, *size_s
+
+
+def _json(state: _State, text: str, where: str) -> Iterator[tuple[int, int, float]]:
+    """The same of a file of ``-J`` (nccl-tests, src/util.cu); the line is not known."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+        test = PurePath(found["args"][0]).name.removesuffix("_mpi")
+        state.collective = _NAMES.get(test, "")
+        state.version = "nccl", _decimal(str(found["nccl_version"]))
+        for one in found["config"]["devices"]:
+            state.ranks[int(one["rank"])], state.device = str(one["hostname"]), str(one["device_info"]).strip()
+        results = [
+            (int(row["size"]), float((row["out_of_place"] or {}).get("time", 0.0)), int(row["actual_iterations"]))
+            for row in found["results"]
+        ]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        raise InputError("not what nccl-tests -J writes", where=where) from None
+    for size, micro, state.iters in results:
+        if micro > 0:
+            yield 1, size, micro * 1e-6
+
+
 def _header(state: _State, line: str) -> None:
     if found := _VERSION.search(line):
         state.version = (found[1] or "nccl").lower(), found[2] or _decimal(found[3])
@@ -113,7 +147,7 @@ def _header(state: _State, line: str) -> None:
             state.iters = int(found[1])
         words = line.lstrip("# ").split()
         if "size" in words and "time" in words:
-            state.column = words.index("time")
+            state.columns = tuple(words)
 
 
 def _decimal(code: str) -> str:
@@ -124,11 +158,13 @@ def _decimal(code: str) -> str:
 
 def _figures(state: _State, line: str) -> tuple[int, float] | None:
     """(bytes, seconds) of a line of figures."""
-    words = line.split()
-    if not state.column or len(words) <= state.column or not words[0].isdigit() or not words[1].isdigit():
+    words, columns = line.split(), state.columns
+    if not columns or len(words) < len(columns) - 2 or not all(word.isdigit() for word in words[:2]):
         return None
+    # a blank column stands before the time: what is left of it lines up from the right
+    at = columns.index("time") - max(len(columns) - len(words), 0)
     try:
-        micro = float(words[state.column])
+        micro = float(words[at])
     except ValueError:
         return None
     return (int(words[0]), micro * 1e-6) if micro > 0 else None
@@ -138,9 +174,10 @@ def _shape(state: _State, where: str, ranks: int | None, nodes: int | None) -> t
     many = ranks or (max(state.ranks) + 1 if state.ranks else 0)
     if not many:
         raise InputError("does not list its ranks", where=where, hint="--ranks N --nodes N")
-    hosts = nodes or len(set(state.ranks.values())) or 1
-    if many % hosts:
-        raise InputError(
-            f"{many} ranks on {hosts} hosts: not all of them are listed", where=where, hint="--ranks N --nodes N"
-        )
+    on_host = Counter(state.ranks.values())
+    hosts = nodes or len(on_host) or 1
+    partly = nodes is None and state.ranks and (len(state.ranks) != many or len(set(on_host.values())) > 1)
+    if many % hosts or partly:
+        what = f"{many} ranks on {hosts} hosts: not all of them are listed, or not as many on each"
+        raise InputError(what, where=where, hint="--ranks N --nodes N")
     return many, many // hosts
