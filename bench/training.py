@@ -3,8 +3,8 @@
 FOLDER is a tree of Megatron-LM with the C++ helpers of its data sets built (``make -C megatron/core/datasets``); its
 ``pretrain_gpt.py`` runs on CPU by the shim of ``hapmoe.lab``, on two ranks that share experts, on two stages and, if
 it has ``--fake-process-group``, as one rank of four and as each stage of three by itself. Asked is: are the losses
-those of a run without the probe, are calls and bytes of every group those of the cost model, and are a microbatch's
-tokens all routed.
+those of a run without the probe, are calls and bytes of every group those of the cost model, are a microbatch's
+tokens all routed, and is the log of the run without the probe (with all timers) read as ``hapmoe calibrate`` does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab import SOURCE, Case, free_port, prepare, write_tree
+from hapmoe.logs.megatron import read_log
 from hapmoe.profiling.carry import probe_files
 from hapmoe.profiling.probed import MeasuredRank, load_ranks
 from hapmoe.profiling.runs import STAGES
@@ -67,6 +68,7 @@ ONLY_LOCAL = (
 )
 RERUN = {("world", "all_reduce"): (1.0, 4.0)}
 """Every step asks all ranks whether it must be run again (megatron/core/rerun_state_machine.py:262)."""
+TIMERS = ("--timing-log-level", "2", "--timing-log-option", "all", "--log-throughput")
 STEPS = 3
 
 
@@ -103,8 +105,11 @@ def _row(case: Case, root: Path, alone: int | None) -> dict[str, Any]:
             str(job.model.vocab_size - 1),
         ]  # NullTokenizer has one more, for the end of a document
         first = None if alone is None else plan.stages[alone].first_rank
-        probed = _losses(root, folder, words, case.ranks, folder / "out", first)
-        plain = _losses(root, folder, words, case.ranks, None) if first is None else None
+        probed = _losses(_run(root, folder, words, case.ranks, folder / "out", first))
+        plain = None
+        if first is None:
+            log = _run(root, folder, [*words, *TIMERS], case.ranks, None)
+            plain = _losses(log)
         ranks = load_ranks(folder / "out", None if first is None else (first,))
         differences = []
         for index, traffic in enumerate(step_traffic(job, plan)):
@@ -123,6 +128,8 @@ def _row(case: Case, root: Path, alone: int | None) -> dict[str, Any]:
                     differences.append(
                         f"stage {index} {' '.join(key)}: {planned.get(key)} planned, {sent.get(key)} sent"
                     )
+        if first is None:
+            differences += _unread(log, case.ranks)
         tokens = {sum(map(sum, layer.microbatches)) for step in ranks[0].steps for layer in step.tokens}
         if tokens != {plan.num_microbatches * job.training.seq_len * 2}:
             differences.append(f"tokens {tokens}")
@@ -146,9 +153,23 @@ def _sent(ranks: Sequence[MeasuredRank]) -> dict[tuple[str, str], tuple[float, f
     return found
 
 
-def _losses(
-    root: Path, folder: Path, words: list[str], ranks: int, out: Path | None, alone: int | None = None
-) -> list[str]:
+def _losses(log: str) -> list[str]:
+    return re.findall(r"lm loss: ([0-9.E+-]+)", log)[: STEPS + 2]
+
+
+def _unread(log: str, ranks: int) -> list[str]:
+    """What is missing in a log as it was read."""
+    found = read_log(log)
+    missing = [] if len(found.iterations) == STEPS + 2 else [f"{len(found.iterations)} iterations read"]
+    for name in ("forward-compute", "backward-compute", "forward-backward", "optimizer"):
+        times = found.by_rank.get(name, {})
+        if sorted(times) != list(range(ranks)):
+            missing.append(f"timer {name} read of ranks {sorted(times)}")
+    return missing
+
+
+def _run(root: Path, folder: Path, words: list[str], ranks: int, out: Path | None, alone: int | None = None) -> str:
+    """What the training printed."""
     path = [str(folder / "shim"), str(SOURCE), str(root), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "HAPMOE_LAB": "1", "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     env |= {"PYTHONWARNINGS": "ignore", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -170,7 +191,7 @@ def _losses(
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return re.findall(r"lm loss: ([0-9.E+-]+)", done.stdout)[: STEPS + 2]
+    return done.stdout
 
 
 if __name__ == "__main__":
