@@ -16,6 +16,7 @@ from bench.lab import MOE, Case, run, write_tree
 
 from hapmoe.errors import InputError
 from hapmoe.probe.clock import DeviceClock, choose
+from hapmoe.probe.collectives import axis_of
 from hapmoe.probe.install import _Probe
 from hapmoe.probe.patches import Patches
 from hapmoe.probe.steps import Steps
@@ -192,6 +193,21 @@ def test_a_step_that_fails_is_none() -> None:
         steps.passes(fail)(forward_only=False)
     steps.optimizer(lambda: None)()
     assert rows == []
+
+
+def test_groups_by_the_names_of_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core 0.20 reduces the norm of experts' gradients in a group of its own name."""
+    from megatron.core import parallel_state
+
+    for attribute, axis in (
+        ("_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP", "etp_ep_pp"),
+        ("_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT", "edp"),
+        ("_EXPERT_DATA_PARALLEL_GROUP", "edp"),
+        ("_SOMETHING_NEW", "other"),
+    ):
+        group = types.SimpleNamespace()
+        monkeypatch.setattr(parallel_state, attribute, group, raising=False)
+        assert axis_of(group) == axis
 
 
 ALONE = """

@@ -32,6 +32,8 @@ GROUPS = {
     "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp_dp_cp",
     "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "world",
 }
+_SUFFIXES = ("", "_WITH_GTP_REMAT", "_WITH_EGTP")
+"""Since core 0.19 some groups have a sibling across ranks that divide weights among them; one such rank: the same."""
 _PAYLOAD = {
     # Function of torch.distributed: (collective, argument whose bytes are those that a rank holds).
     "all_reduce": ("all_reduce", 0, "tensor"),
@@ -157,9 +159,10 @@ def axis_of(group: Any) -> str:
 
     if group is None:
         return "world"
-    for attribute, axis in GROUPS.items():
-        if getattr(parallel_state, attribute, None) is group:
-            return axis
+    for suffix in _SUFFIXES:
+        for attribute, axis in GROUPS.items():
+            if getattr(parallel_state, attribute + suffix, None) is group:
+                return axis
     # groups that are handed around instead of kept in parallel_state carry its names
     return GROUPS.get(f"_{getattr(group, 'group_desc', '')}", "other")
 
