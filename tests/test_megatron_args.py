@@ -122,6 +122,56 @@ def test_frequency_and_list_of_expert_layers() -> None:
         pattern("--moe-layer-freq '[1]*8'")
 
 
+def test_layers_that_do_nothing() -> None:
+    """MindSpeed's docs/features/noop-layers.md: 128 layers of which 0 and 127 do nothing are 126 layers; the split is
+    the even one of all, and first-k-dense-replace counts all (MindSpeed-LLM, core/transformer/transformer_block.py)."""
+    job = read("--num-layers 128 --noop-layers 0,127 --pipeline-model-parallel-size 4")
+    assert job.model.num_layers == 126
+    assert job.present.layout == "Et*31|t*32|t*32|t*31L"
+    words = {word.text: word.owner for word in job.argv}
+    assert words["126"] == "user"
+    assert words["--noop-layers"] == words["0,127"] == "plan"
+    assert "128" not in words
+    assert any("2 of 128 layers do nothing" in note for note in job.notes)
+
+    job = read("--noop-layers 7 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2")
+    assert (job.present.layout, job.present.vpp) == ("Et*2|t*2|t*2|t*1L", 2)
+    job = read("--noop-layers 0,7 --pipeline-model-parallel-size 2 --schedules-method dualpipev")
+    assert (job.present.layout, job.present.vpp) == ("Et*2|t*4L", 1)
+    assert read("--noop-layers 3").present.layout is None
+    assert read("--noop-layers None").model.num_layers == 8
+
+    def pattern(extra: str) -> tuple[tuple[bool, ...], list[str | None]]:
+        read_ = read(f"--num-experts 4 {extra}")
+        assert read_.model.moe is not None
+        return read_.model.moe.pattern, [word.text for word in read_.argv]
+
+    experts, words_ = pattern("--noop-layers 0,6 --first-k-dense-replace=3")
+    assert experts == (False,) * 2 + (True,) * 4
+    assert "--first-k-dense-replace=2" in words_
+    experts, words_ = pattern("--noop-layers 0,6 --moe-layer-freq ([0]*3+[1]*5)")
+    assert experts == (False,) * 2 + (True,) * 4
+    assert "[0,0,1,1,1,1]" in words_
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--noop-layers 8",
+        "--noop-layers 1,,2",
+        "--noop-layers -1",
+        "--noop-layers 0,1,2,3,4,5,6,7",
+        "--noop-layers 1 --pipeline-model-parallel-size 3",
+        "--noop-layers 1 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
+        "--noop-layers 1 --pipeline-model-parallel-layout Et*3|t*4L --pipeline-model-parallel-size 2",
+        "--noop-layers 1 --num-experts 4 --moe-layer-freq 2",
+    ],
+)
+def test_layers_that_do_nothing_and_cannot_be_read(extra: str) -> None:
+    with pytest.raises((InputError, Unsupported), match="noop-layers"):
+        read(extra)
+
+
 # ------------------------------------------------------------------------------ published parameter counts
 
 

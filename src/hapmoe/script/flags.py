@@ -182,6 +182,7 @@ FLAGS: tuple[Flag, ...] = (
     _set("calculate-per-token-loss"),
     _int("microbatch-group-size-per-virtual-pipeline-stage"),
     _set("is-hybrid-model"),
+    _str("schedules-method"),  # MindSpeed
     # What the plan decides.
     *_plan(
         _int("tensor-model-parallel-size model-parallel-size"),
@@ -212,6 +213,7 @@ FLAGS: tuple[Flag, ...] = (
         _set("distribute-saved-activations distribute-checkpointed-activations"),
         _set("use-tp-pp-dp-mapping"),
         _str("num-layer-list"),  # MindSpeed: layers by stage
+        _str("noop-layers"),  # MindSpeed: hapmoe.script.noop
         _set("use-mp-args-from-checkpoint-args"),
         Flag("hierarchical_context_parallel_sizes", ("--hierarchical-context-parallel-sizes",), "int", "+"),
     ),
@@ -245,7 +247,6 @@ REFUSED: dict[str, str] = {
     "--heterogeneous-layers-config-encoded-json": "layers that differ in shape are not modelled",
     "--experimental-attention-variant": "this attention variant is not modelled",
     "--linear-attention-freq": "linear attention is not modelled",
-    "--noop-layers": "--num-layers counts layers that do nothing (MindSpeed); give the true layers",
     "--perform-rl-step": "reinforcement learning alternates training and generation, which is not modelled",
 }
 """Flags that make the answer meaningless, and why."""

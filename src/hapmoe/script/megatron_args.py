@@ -17,6 +17,7 @@ from hapmoe.plan import Recompute
 from hapmoe.script.argv import Occurrence, argv_notes, own, parse_argv
 from hapmoe.script.flags import REFUSED
 from hapmoe.script.forks import NOTED, dialect_of
+from hapmoe.script.noop import noop_layers, noop_layout, true_arguments
 from hapmoe.script.settings import Reading, settings_of
 from hapmoe.script.shape import read_model
 from hapmoe.script.values import Token
@@ -81,6 +82,12 @@ def read_arguments(
     batch = _global_batch(reading, present, global_batch_size)
     training = _training(reading, batch, imbalance)
     _note_what_is_not_modelled(reading, occurrences)
+    if noops := noop_layers(reading):
+        reading.notes.append(
+            f"{reading.place('noop_layers')}: {len(noops)} of {reading.integer('num_layers')} layers do nothing; "
+            f"--num-layers becomes {model.num_layers}, and the plan says which layers a stage holds"
+        )
+        argv = true_arguments(argv, occurrences, reading, noops)
     plans = ("global_batch_size", "rampup_batch_size", "step_batch_size_schedule") if global_batch_size else ()
     return ReadArguments(
         model=model,
@@ -96,7 +103,7 @@ def _refuse(entry: str, occurrences: Sequence[Occurrence], where: str, hybrid: b
     program = entry.rsplit("/", 1)[-1].removesuffix(".py").rpartition(".")[2]
     for occurrence in occurrences:
         why = REFUSED.get(occurrence.spelling) or REFUSED.get(occurrence.name.replace("_", "-"))
-        # A fork may give --noop-layers and the like an empty default.
+        # A fork may give such a flag an empty default.
         if why and not (occurrence.values and occurrence.values[0].text in ("None", "none")):
             raise Unsupported(f"{occurrence.line or where}: {occurrence.name}: {why}")
         if occurrence.name == "--stage" and occurrence.values and (occurrence.values[0].text or "sft") not in _STAGES:
@@ -116,6 +123,7 @@ def _present(reading: Reading, model: ModelSpec, allocation: Allocation) -> Pres
     embedding = reading.switch("account_for_embedding_in_pipeline_split", "present.account_for_embedding")
     loss = reading.switch("account_for_loss_in_pipeline_split", "present.account_for_loss")
     layout = reading.word("pipeline_model_parallel_layout", "present.layout")
+    noops = noop_layers(reading)
     if pattern := reading.word("hybrid_layer_pattern"):
         layout = _hybrid_layout(pattern, model)
     per_chunk = reading.integer("num_layers_per_virtual_pipeline_stage", "present.layers_per_virtual_stage")
@@ -123,7 +131,9 @@ def _present(reading: Reading, model: ModelSpec, allocation: Allocation) -> Pres
     if per_rank is None and layout is not None:
         per_rank = max(1, _layout_stages(layout) // pp)
     elif per_rank is None and per_chunk:
-        per_rank = max(1, (model.num_layers + embedding + loss) // pp // per_chunk)
+        per_rank = max(1, (model.num_layers + len(noops) + embedding + loss) // pp // per_chunk)
+    if noops:
+        layout = noop_layout(reading, noops, pp, per_rank or 1, model.mtp_layers)
     sequence = reading.switch("sequence_parallel", "present.sequence_parallel")
     if sequence and tp == 1:
         reading.notes.append(f"{reading.place('sequence_parallel')} has no effect at tensor-parallel size 1")

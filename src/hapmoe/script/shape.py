@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hapmoe.errors import InputError, Unsupported
 from hapmoe.hybrid import Hybrid, read_hybrid
 from hapmoe.model import Mla, ModelSpec, Moe
 from hapmoe.script.forks import MEGATRON, Dialect
 from hapmoe.script.layer_pattern import every_nth, read_pattern
+from hapmoe.script.noop import kept, noop_layers
 from hapmoe.script.settings import Reading
 
 __all__ = ["read_model"]
@@ -30,6 +33,7 @@ def read_model(reading: Reading, *, vocab_size: int | None = None, dialect: Dial
     hybrid = _hybrid(reading)
     _need(reading, *(("num_layers",) if hybrid else ()))
     layers = len(hybrid.experts) if hybrid else reading.integer_or("num_layers", 0, "model.num_layers")
+    noops = noop_layers(reading)
     hidden = reading.integer_or("hidden_size", 0, "model.hidden")
     heads = reading.integer_or("num_attention_heads", 0, "model.num_heads")
     gated = reading.switch("swiglu", "model.gated") or reading.switch("quick_geglu") or reading.given("glu_activation")
@@ -38,7 +42,7 @@ def read_model(reading: Reading, *, vocab_size: int | None = None, dialect: Dial
     window, window_pattern = _window(reading, layers)
     vocabulary, padded = _vocabulary(reading, vocab_size)
     return ModelSpec(
-        num_layers=layers,
+        num_layers=layers - len(noops),
         hidden=hidden,
         num_heads=heads,
         num_kv_heads=_kv_heads(reading, heads),
@@ -56,9 +60,9 @@ def read_model(reading: Reading, *, vocab_size: int | None = None, dialect: Dial
         qk_layernorm=reading.switch("qk_layernorm", "model.qk_layernorm"),
         layernorm_bias=_layernorm_bias(reading),
         attention_window=window,
-        window_pattern=window_pattern,
+        window_pattern=kept(window_pattern, noops),
         mla=_mla(reading),
-        moe=_moe(reading, layers, ffn, dialect, hybrid.experts if hybrid else None),
+        moe=_moe(reading, layers, ffn, dialect, hybrid.experts if hybrid else None, noops),
         mtp_layers=(len(hybrid.mtp) if hybrid else 0) or reading.integer_or("mtp_num_layers", 0, "model.mtp_layers"),
     )
 
@@ -242,7 +246,12 @@ def _mla(reading: Reading) -> Mla | None:
 
 
 def _moe(
-    reading: Reading, layers: int, ffn: int, dialect: Dialect, hybrid: tuple[bool, ...] | None = None
+    reading: Reading,
+    layers: int,
+    ffn: int,
+    dialect: Dialect,
+    hybrid: tuple[bool, ...] | None = None,
+    noops: Collection[int] = (),
 ) -> Moe | None:
     experts = set(reading.integers("num_experts"))
     reading.integer("num_experts", "model.moe.num_experts")
@@ -276,7 +285,7 @@ def _moe(
         shared_ffn_hidden=_shared(reading, expert_ffn),
         router_groups=reading.integer_or("moe_router_num_groups", 0, "model.moe.router_groups"),
         group_top_k=reading.integer_or("moe_router_group_topk", 0, "model.moe.group_top_k"),
-        pattern=hybrid or _moe_pattern(reading, layers, dialect),
+        pattern=hybrid or kept(_moe_pattern(reading, layers, dialect), noops),
         # A negative factor means none (transformer_config.py:1837).
         capacity_factor=None if capacity is None or capacity < 0 else capacity,
         pad_to_capacity=reading.switch("moe_pad_expert_input_to_capacity", "model.moe.pad_to_capacity"),
