@@ -149,6 +149,7 @@ def test_layers_that_do_nothing() -> None:
     experts, words_ = pattern("--noop-layers 0,6 --first-k-dense-replace=3")
     assert experts == (False,) * 2 + (True,) * 4
     assert "--first-k-dense-replace=2" in words_
+    assert pattern("--noop-layers 0,6 --moe-layer-freq -1")[0] == (True,) * 6  # as MindSpeed-LLM writes "every"
     experts, words_ = pattern("--noop-layers 0,6 --moe-layer-freq ([0]*3+[1]*5)")
     assert experts == (False,) * 2 + (True,) * 4
     assert "[0,0,1,1,1,1]" in words_

@@ -95,7 +95,7 @@ def true_arguments(
         elif key in ("moe_layer_freq", "window_attn_skip_freq"):
             said = occurrence.values[0].text or ""
             value = read_pattern(said, flag=occurrence.name, where=occurrence.line)
-            if isinstance(value, int) and value != 1:
+            if isinstance(value, int) and abs(value) != 1:
                 raise Unsupported(
                     f"{reading.place(key)} counts the layers of {reading.place('noop_layers')} too; give a list"
                 )
