@@ -123,7 +123,7 @@ def _wc(shell: Shell, args: list[str], stdin: str | None) -> Result:
     if parsed is None or len(parsed[0]) != 1 or parsed[1]:
         return UNKNOWN
     if stdin is None or MARK.search(stdin):
-        return UNKNOWN
+        return _single(shell, args, stdin) if set(parsed[0]) <= set("lwcm") else UNKNOWN
     counts = {"l": stdin.count("\n"), "w": len(stdin.split()), "c": len(stdin.encode()), "m": len(stdin)}
     kind = next(iter(parsed[0]))
     return (f"{counts[kind]}\n", 0) if kind in counts else UNKNOWN
@@ -296,6 +296,21 @@ def _single(shell: Shell, args: list[str], stdin: str | None) -> Result:
     ) + "\n", 0
 
 
+_ONE_WORD = {
+    "hostname": r"(-[sfd]|--short|--fqdn|--long|--domain)?",
+    "id": r"-(u|g|un|gn|nu|ng|u -n|g -n)",
+    "shuf": r"(.* )?(-n ?1|--head-count=1)( .*)?",
+    "uname": r"(-[snrmpio])?",
+}
+"""The arguments with which these print one word; ``hostname -I``, ``shuf``, ``id`` and ``uname -a`` print several."""
+
+
+def _one_word(name: str) -> Callable[[Shell, list[str], str | None], Result]:
+    return lambda shell, args, stdin: (
+        _single(shell, args, stdin) if re.fullmatch(_ONE_WORD[name], " ".join(args)) else UNKNOWN
+    )
+
+
 def _date(shell: Shell, args: list[str], stdin: str | None) -> Result:
     formats = [arg for arg in args if arg.startswith("+")]
     if formats and not re.search(r"\s|%[cnrtx]", formats[0]):
@@ -354,14 +369,14 @@ UTILITIES: dict[str, Callable[[Shell, list[str], str | None], Result]] = {
     "getopt": getopt,
     "bc": _bc,
     "date": _date,
-    "hostname": _single,
+    "hostname": _one_word("hostname"),
     "whoami": _single,
     "nproc": _single,
     "uuidgen": _single,
     "mktemp": _single,
-    "id": _single,
-    "shuf": _single,
-    "uname": _single,
+    "id": _one_word("id"),
+    "shuf": _one_word("shuf"),
+    "uname": _one_word("uname"),
     "tee": _tee,
     "mkdir": _quiet,
     "cp": _copy,
