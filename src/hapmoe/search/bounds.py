@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray, StageTable
-from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem
 from hapmoe.search.space import may_interleave
 
@@ -31,7 +30,7 @@ __all__ = [
     "EPS",
     "blocked_s",
     "count_bounds",
-    "even_bound",
+    "head_s",
     "heavy_class",
     "optimizer_s",
     "option_bounds",
@@ -210,49 +209,13 @@ def count_bounds(problem: Problem, option_G: IntArray, stages_GP: IntArray) -> F
     return np.where(_memory_can_suffice(problem, option_G, stages_GP), bound_G, np.inf)
 
 
-def even_bound(problem: Problem, points: Points) -> FloatArray:
-    """[G] bound of grid points whose stages all hold equally many layers (B1, B2 and Bv of the last stage of each
-    pool, whatever the order; recomputation, transfers, embedding and head left out); infinite where they do not fit."""
-    pp_G1, vpp_G1 = points.pp_G[:, None], points.vpp_G[:, None]
-    layers_G1 = problem.job.model.num_layers / pp_G1
-    work_KP = np.stack([(t.forward_CK + t.backward_CK).min(axis=0) for t in problem.tables], axis=1)
-    forward_KP = np.stack([t.forward_CK.max(axis=0) for t in problem.tables], axis=1)
-    used_GP = points.stages_GP > 0
-    work_GP = np.where(used_GP, layers_G1 * work_KP[points.option_G], 0.0)
-    forward_GP = layers_G1 * forward_KP[points.option_G]
-    many_G1 = problem.microbatches_K[points.option_G][:, None].astype(np.float64)
-    ahead_GP = np.maximum(points.stages_GP - 1, 0)
-    busy_GP = many_G1 * work_GP + ahead_GP * work_GP / vpp_G1
-    whole_G1 = (points.stages_GP * work_GP).sum(axis=1, keepdims=True)
-    trip_GP = whole_G1 + (many_G1 - 1) * work_GP - np.minimum(pp_G1 - 1 - ahead_GP, many_G1 - 1) * forward_GP
-    bound_GP = np.where(vpp_G1 == 1, np.maximum(busy_GP, trip_GP), busy_GP)
-    bound: FloatArray = np.where(used_GP, bound_GP, 0.0).max(axis=1)
-    return np.where(_even_fits(problem, points, layers_G1), bound, np.inf)
-
-
-def _even_fits(problem: Problem, points: Points, layers_G1: FloatArray) -> NDArray[np.bool_]:
-    """[G] is there a recomputation with which every pool could hold equally many layers on all stages?
-
-    The first stage of a pool holds the most, and has at least the pool's other stages behind it.
-    """
-    fits_RG = np.ones((len(problem.allowed), len(points)), bool)
-    k, vpp_G = points.option_G, points.vpp_G
-    group_G = problem.job.training.microbatch_group_size or points.pp_G
-    most_G = problem.microbatches_K[k] * vpp_G
-    for p, t in enumerate(problem.tables):
-        behind_G = np.maximum(points.stages_GP[:, p] - 1, 0)
-        held_G = np.where(vpp_G == 1, behind_G + 1, 2 * behind_G + (vpp_G - 1) * group_G + 1)
-        held_G = np.minimum(held_G, most_G) / vpp_G
-        dense, expert = t.dense_params_CK, t.expert_params_CK
-        static_CK = (t.weight_bytes + t.grad_bytes) * (dense + expert)
-        static_CK = static_CK + dense * t.dense_optimizer_bytes_K + expert * t.expert_optimizer_bytes_K
-        act_RK, transient_RK = t.activation_RCK.min(axis=1), t.transient_RCK.min(axis=1)
-        act_RK[-1] = np.minimum(act_RK[0], act_RK[-1])  # full recomputation of some layers only
-        transient_RK[-1] = np.minimum(transient_RK[0], transient_RK[-1])
-        held_RG = static_CK.min(axis=0)[k] + held_G * act_RK[:, k]
-        held_RG = layers_G1[:, 0] * held_RG + transient_RK[:, k] + t.workspace_bytes_K[k]
-        fits_RG &= (held_RG <= t.memory_limit_bytes_K[k] * (1 + EPS)) | (points.stages_GP[:, p] == 0)
-    return np.asarray(fits_RG[list(problem.allowed)].any(axis=0))
+def head_s(problem: Problem) -> FloatArray:
+    """[K, P] seconds of head, loss and MTP layers, there and back."""
+    mtp = problem.job.model.mtp_layers
+    return np.stack(
+        [t.head_forward_K + t.head_backward_K + mtp * (t.mtp_forward_K + t.mtp_backward_K) for t in problem.tables],
+        axis=1,
+    )
 
 
 def _work_bound(problem: Problem, option_G: IntArray, stages_GP: IntArray, *, whole_layers: bool) -> FloatArray:
@@ -367,15 +330,10 @@ def _cheapest_ends(
     problem: Problem, option_G: IntArray, used_GP: NDArray[np.bool_], ratio_GP: FloatArray
 ) -> FloatArray:
     """Embedding plus head in the reference pool's seconds, each on the pool where it is cheapest."""
-    mtp = problem.job.model.mtp_layers
     total = np.zeros(len(option_G))
     embedding = np.stack([t.embedding_forward_K + t.embedding_backward_K for t in problem.tables], axis=1)
-    head = np.stack(
-        [t.head_forward_K + t.head_backward_K + mtp * (t.mtp_forward_K + t.mtp_backward_K) for t in problem.tables],
-        axis=1,
-    )
     spared_K1 = 1.0 - 1.0 / problem.microbatches_K[:, None]  # one pass may hide what the tails count (``tails_s``)
-    for ends in (embedding * spared_K1, head * spared_K1):
+    for ends in (embedding * spared_K1, head_s(problem) * spared_K1):
         total += np.where(used_GP, ends[option_G] / ratio_GP, np.inf).min(axis=1)
     return total
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hapmoe.options import FloatArray, IntArray
-from hapmoe.search.bounds import even_bound
 from hapmoe.search.entries import Entries, price_entries, prune
+from hapmoe.search.even import even_bound
 from hapmoe.search.points import Points
 from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
