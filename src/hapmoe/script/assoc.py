@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .control import Control
+from .control import Control, branch
 
 if TYPE_CHECKING:
     from .interpret import Shell
@@ -30,10 +30,16 @@ def assoc_keys(items: Iterable[Any]) -> list[int | str]:
 
 def check_subscript(shell: Shell, name: str, key: int | str | None) -> None:
     """A place before the first element, or an empty key: bash drops the line, and under ``set -e`` ends the script."""
-    if key == "" or (isinstance(key, int) and key < 0):
+
+    def bad() -> None:
         shell.world.notes.append(f"{shell.where()}: {name}[{key}]: bad array subscript")
         shell.state.status = 1
         raise Control("exit" if "errexit" in shell.state.options else "abort")
+
+    if key == "" or (isinstance(key, int) and key < 0):
+        bad()
+    if isinstance(key, str) and shell.world.marks.emptiness(key) is None:  # perhaps an empty one
+        branch(shell, shell.where(), [lambda: None, bad])
 
 
 def pass_bad_key(shell: Shell, name: str, key: int | str | None) -> None:

@@ -139,22 +139,32 @@ def _bracket(pattern: str, pos: int) -> tuple[str, int]:
     out: list[str] = []
     first = True
     while pos < len(pattern):
-        char = pattern[pos]
-        if char == "]" and not first:
-            return f"[{'^' if negated else ''}{''.join(out)}]", pos + 1
+        if pattern[pos] == "]" and not first:
+            members = "".join(out)
+            if not members:
+                return "." if negated else "(?!)", pos + 1
+            return f"[{'^' if negated else ''}{members}]", pos + 1
         first = False
         named = re.compile(r"\[:(\w+):\]").match(pattern, pos)
         if named:
             out.append(CLASSES.get(named.group(1), ""))
             pos = named.end()
             continue
-        if char == "\\" and pos + 1 < len(pattern):
-            pos += 1
-            out.append(re.escape(pattern[pos]))
+        low, pos = _member(pattern, pos)
+        if pattern.startswith("-", pos) and pos + 1 < len(pattern) and not re.match(r"\]|\[:", pattern[pos + 1 :]):
+            high, pos = _member(pattern, pos + 1)
+            if low <= high:  # a range that ends before it begins holds nothing
+                out.append(f"{re.escape(low)}-{re.escape(high)}")
         else:
-            out.append("\\" + char if char in "\\[]^&~|" else char)
-        pos += 1
+            out.append(re.escape(low))
     return re.escape("["), start
+
+
+def _member(pattern: str, pos: int) -> tuple[str, int]:
+    """One character of a bracket expression."""
+    if pattern[pos] == "\\" and pos + 1 < len(pattern):
+        pos += 1
+    return pattern[pos], pos + 1
 
 
 def _few_tries(text: str, pattern: str) -> None:

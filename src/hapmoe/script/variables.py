@@ -373,12 +373,17 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
         return  # bash gives it the last word of each command; a trap changes those
     if var.readonly:
         raise InputError(f"{name} is read-only and assigned again", where=shell.where())
-    if var.mark:
+    if var.mark and not var.assoc:
         return  # what one element becomes tells nothing about an array that is not known
     value = secret(shell, name, value)
     if index is None and var.items is not None:
         index = "0"
     key = index_of(shell, var, index) if index is not None else None
+    check_subscript(shell, name, key)
+    found = shell.state.find(name)
+    scope, var = found if found else (shell.state.scopes[0], Var())
+    if var.mark:
+        return
     if index is not None and (key is None or (isinstance(key, str) and MARK.search(key))):
         mark = shell.world.marks.mark(
             Unknown(
@@ -387,7 +392,6 @@ def assign(shell: Shell, name: str, index: str | None, value: Text, *, append: b
         )
         scope[name] = replace(var, items=None, value=None, mark=mark)
         return
-    check_subscript(shell, name, key)
     old = (var.items or {}).get(key) if key is not None else var.value
     if append and var.items is None and key is not None:
         old = var.value if key == 0 else None
