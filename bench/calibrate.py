@@ -37,7 +37,7 @@ def groups_of(paths: list[Path]) -> dict[tuple[object, ...], list[tuple[Case, Ob
             pool, training = case.cluster.pools[0], case.job.training
             shape = pool.device.name, pool.nodes, pool.devices_per_node, training.seq_len, training.global_batch_size
             run = Observed(str(row["id"]), plan, step_s, {}, {}, {}, 1)
-            groups[shape_key(case.job), *shape].append((case, run))
+            groups[shape_key(case.job), case.job.model.num_layers, *shape].append((case, run))
     return {key: runs for key, runs in groups.items() if len(runs) >= 4}
 
 
@@ -58,7 +58,7 @@ def main() -> None:
         lines.append(
             {
                 "model": key[0],
-                "device": key[1],
+                "device": case.cluster.pools[0].device.name,
                 "devices": case.cluster.num_devices,
                 "runs": len(was),
                 "before": statistics.median(was),

@@ -36,7 +36,8 @@ if "RANK" in os.environ:
     from hapmoe.probe.imports import before_import
     before_import("megatron.core", lambda _: shim.install())
 """
-FLAGS = {"--num-layers": "2"}
+FLAGS = {"--num-layers": "2", "--vocab-size": "4224"}
+"""Mock data of core 0.12 hold the numbers up to 4096."""
 CASES = (
     Case("ep 2", (2,), ep=2, dp=2, flags={**FLAGS}),
     Case("pp 2", (1, 1), flags={**FLAGS}),
@@ -44,7 +45,7 @@ CASES = (
 ALONE = (
     (Case("one rank of four", (2,), ep=4, dp=4, flags={**FLAGS}), 0),
     *(
-        (Case(f"{name} stage of three", (1, 1, 1), flags={"--num-layers": "3"}), stage)
+        (Case(f"{name} stage of three", (1, 1, 1), flags=FLAGS | {"--num-layers": "3"}), stage)
         for stage, name in enumerate(STAGES)
     ),
 )
