@@ -20,7 +20,7 @@ from hapmoe.probe.collectives import axis_of
 from hapmoe.probe.install import _Probe
 from hapmoe.probe.patches import Patches
 from hapmoe.probe.steps import Steps
-from hapmoe.profiling.carry import probe_files
+from hapmoe.profiling.carry import alone_files, probe_files
 from hapmoe.profiling.probed import load_rank, load_ranks
 from hapmoe.volumes import step_traffic
 
@@ -146,6 +146,9 @@ def test_carried_files_need_nothing_of_hapmoe() -> None:
     files = probe_files()
     assert "sitecustomize.py" in files and "hapmoe_probe/install.py" in files
     assert not [name for name, text in files.items() if "import hapmoe" in text or "from hapmoe" in text]
+    alone = alone_files()
+    assert {"hapmoe_alone/carried.py", "hapmoe_alone/errors.py"} <= set(alone)
+    assert not [name for name, text in alone.items() if "import hapmoe" in text or "from hapmoe." in text]
 
 
 class Torch:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bench.lab import Case, prepare, write_tree
+from bench.lab import Case, free_port, prepare, write_tree
 
 import hapmoe
 from hapmoe import tables
@@ -23,12 +23,13 @@ from hapmoe.cli import cli
 from hapmoe.cluster import Cluster
 from hapmoe.errors import InputError, Unsupported
 from hapmoe.job import Argument, JobSpec
-from hapmoe.measured import Piece
+from hapmoe.measured import Collective, Piece
 from hapmoe.plan import Recompute
 from hapmoe.profiling.collect import collect, routing_rows
 from hapmoe.profiling.folder import PoolProfile, load_profile, pool_files, same_subject, state, write_profile
 from hapmoe.profiling.probed import load_rank
 from hapmoe.profiling.runs import Chosen, ProfileRun, alone, choose_runs, plan_of
+from hapmoe.profiling.sends import between, between_files, collected, inside
 from hapmoe.profiling.shorten import Layers, depths, shortened
 from hapmoe.rules import check
 from hapmoe.volumes import step_traffic
@@ -365,14 +366,67 @@ def test_command_shows_the_runs_and_writes_a_folder_per_pool(
     assert "runs on one node, about" in capsys.readouterr().out and not list(tmp_path.iterdir())
     assert cli.main(["profile", *script, "--time-limit", "200"], standalone_mode=False) == 0
     said = capsys.readouterr().out
-    pools = {path.name for path in (tmp_path / "hapmoe-profile").iterdir()}
+    names = {path.name for path in (tmp_path / "hapmoe-profile").iterdir()}
+    pools = names - {"_between"}
     assert len(pools) == 2 and all(f"hapmoe-profile/{name}/profile.sh" in said for name in pools)
+    joined = {path.name for path in (tmp_path / "hapmoe-profile" / "_between").iterdir()}
+    assert joined == {"--".join(sorted(pools))}  # a pool of several nodes has a folder of its own too
+    assert all(f"hapmoe-profile/_between/{name}/measure.sh" in said for name in joined)
     assert cli.main(["profile", *script, "--json"], standalone_mode=False) == 0  # takes up what is there
     document = json.loads(capsys.readouterr().out)
+    assert {one.get("between") for one in document[2:]} == joined
+    document = document[:2]
     assert [one["pool"] for one in document] == sorted(pools, key=[one["pool"] for one in document].index)
     assert all(run["state"] == "to do" for one in document for run in one["runs"])
     with pytest.raises(InputError, match="another job or device"):
         cli.main(["profile", str(ROOT / "examples" / "llama2-13b.sh"), *script[1:]], standalone_mode=False)
+
+
+def test_collectives_inside_a_node_and_between_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the files that are handed out, which need torch and nothing of hapmoe; predictions use what comes back."""
+    case = Case("sends", (2, 2), pools=("a", "b"), dp=2)
+    job, cluster, _ = prepare(case, tmp_path)
+    out = tmp_path / "out"
+    found = {name: (pool, sends) for name, pool, sends in between(cluster)}
+    assert set(found) == {"a--b"} and found["a--b"][1].backend == "gloo"
+    pool, sends = found["a--b"]
+    smaller = msgspec.structs.replace(sends, most_bytes=2**14)
+    write_profile(out / "a--b", between_files("a--b", pool, smaller, timeout_s=200))
+    node = inside(pool)
+    assert node is not None and node.ranks == 2
+    runs = choose_runs(job, cluster, pool, budget_s=1).runs[:1]
+    chosen = Chosen(runs=runs, sends=msgspec.structs.replace(node, most_bytes=2**14))
+    profile, files = pool_files(job, cluster, pool, chosen, timeout_s=200)
+    write_profile(out / "a", files)
+    (out / "a" / "results" / profile.runs[0].name).mkdir(parents=True)  # as if the training had been measured
+    for rank in profile.runs[0].started:
+        (out / "a" / "results" / profile.runs[0].name / f"rank{rank}.jsonl").write_text(lines())
+    beside = Path(sys.executable).with_name("shellcheck")
+    scripts = [str(out / "a" / "profile.sh"), str(out / "a--b" / "measure.sh")]
+    linted = subprocess.run([beside if beside.exists() else "shellcheck", *scripts], capture_output=True, text=True)
+    assert linted.returncode == 0, linted.stdout
+    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
+    env |= {"HAPMOE_TORCHRUN": str(Path(sys.executable).parent / "torchrun"), "HAPMOE_WORKDIR": str(tmp_path)}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONSAFEPATH": "1"}
+    nodes = [subprocess.Popen(["bash", scripts[1]], env=env | {"NODE_RANK": str(rank)}) for rank in range(2)]
+    assert [one.wait(timeout=240) for one in nodes] == [0, 0]
+    assert subprocess.run(["bash", scripts[0]], env=env, timeout=240).returncode == 0
+    assert {path.name for path in (out / "a--b" / "results").iterdir()} == {"collectives"}
+    own, across = collected(out / "a", pool, "here"), collected(out / "a--b", pool, "here")
+    assert own is not None and across is not None
+    rows = [row for table in (own, across) for row in table.rows if isinstance(row, Collective)]
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+    wanted = {(name, "node", size) for name in names for size in (4096, 16384)}
+    assert {(row.collective, row.link, row.bytes) for row in rows} == wanted | {
+        ("send_recv", "a--b", size) for size in (4096, 16384)
+    }
+    attached = tables.attach(cluster, (own, across))
+    link = attached.link("a", "b")
+    assert link is not None and link.tables is not None and attached.pools[0].tables is not None
+    broken = out / "a--b" / "results" / "collectives" / "rank0.jsonl"
+    broken.write_text(broken.read_text().partition("\n")[0])
+    with pytest.raises(InputError, match="not what a profile writes"):
+        collected(out / "a--b", pool, "here")
 
 
 def test_one_rank_of_many_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,8 +441,8 @@ def test_one_rank_of_many_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     apart = msgspec.structs.replace(job, present=msgspec.structs.replace(job.present, ep=4))
     chosen = choose_runs(apart, cluster, pool, budget_s=90)
     assert [(run.name, run.ranks, list(run.started)) for run in chosen.runs[:5]] == [
-        ("ep4-mbs1-m1-single", 4, [0]), ("ep4-mbs1-m3-single", 4, [0]), ("ep4-mbs1-m1-first-single", 12, [0]),
-        ("ep4-mbs1-m1-middle-single", 12, [4]), ("ep4-mbs1-m1-last-single", 12, [8]),
+        ("ep4-mbs1-m1-single", 4, [0]), ("ep4-mbs1-m3-single", 4, [0]), ("ep4-mbs1-m1-first", 12, [0]),
+        ("ep4-mbs1-m1-middle", 12, [4]), ("ep4-mbs1-m1-last", 12, [8]),
     ]  # fmt: skip
     assert all(run.pp == 1 for run in choose_runs(apart, cluster, pool, budget_s=50).runs)
     kept = (chosen.runs[0], *chosen.runs[2:5])

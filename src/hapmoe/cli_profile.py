@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hapmoe.cluster import Cluster, Pool
     from hapmoe.job import JobSpec
     from hapmoe.profiling.folder import PoolProfile
+    from hapmoe.profiling.sends import Sends
 
 __all__ = ["profile"]
 
@@ -69,6 +70,7 @@ def profile_script(
     """
     from hapmoe.clusterfile import load_cluster
     from hapmoe.launch.options import load_options
+    from hapmoe.profiling.sends import between
 
     cluster = load_cluster(cluster_file)
     job = read_job(script, args, megatron_version, **reading)
@@ -90,6 +92,14 @@ def profile_script(
         written = _collected(job, cluster, pool, folder, profile, tables)
         if not as_json:
             click.echo(_next(profile, folder, written, tables))
+    for name, pool, sends in between(cluster):
+        folder = Path(out) / "_between" / name
+        done = not dry_run and _between(name, pool, sends, folder, timeout, tables)
+        document.append(
+            {"between": sends.link or pool.name, "folder": str(folder), "state": "done" if done else "to do"}
+        )
+        if not as_json:
+            click.echo(_told_between(name, sends, folder, done, tables))
     if as_json:
         import json
 
@@ -147,9 +157,37 @@ def _collected(
 ) -> tuple[Path, ...]:
     from hapmoe import tables as store
     from hapmoe.profiling.collect import collect
+    from hapmoe.profiling.sends import collected
 
-    found = collect(job, cluster, pool, folder, profile)
+    alone = collected(folder, pool, profile.command)
+    found = (*collect(job, cluster, pool, folder, profile), *((alone,) if alone else ()))
     return store.save(tables, *found) if found else ()
+
+
+def _between(name: str, pool: Pool, sends: Sends, folder: Path, timeout_s: int, tables: str) -> bool:
+    """Writes the folder of a job on two nodes where it is not there; is what it measured in tables now?"""
+    from hapmoe import tables as store
+    from hapmoe.profiling.folder import write_profile
+    from hapmoe.profiling.sends import between_files, collected
+
+    if not (folder / "measure.sh").is_file():
+        write_profile(folder, between_files(name, pool, sends, timeout_s))
+    found = collected(folder, pool, "hapmoe profile")
+    if found is not None:
+        store.save(tables, found)
+    return found is not None
+
+
+def _told_between(name: str, sends: Sends, folder: Path, done: bool, tables: str) -> str:
+    from hapmoe.units import format_seconds
+
+    what = (
+        f"sends between {sends.link.replace('--', ' and ')}" if sends.link else f"collectives between nodes of {name}"
+    )
+    if done:
+        return f"{what}: in {tables}/"
+    about = format_seconds(sends.expected_s)
+    return f"{what}: start {folder}/measure.sh on two such nodes at once, about {about}, and bring results/ back"
 
 
 def _told(profile: PoolProfile, folder: Path) -> dict[str, Any]:
@@ -157,7 +195,10 @@ def _told(profile: PoolProfile, folder: Path) -> dict[str, Any]:
 
     from hapmoe.profiling.folder import state
 
-    runs = [{**msgspec.to_builtins(run), "ranks": run.ranks, "state": state(folder, run)} for run in profile.runs]
+    runs = [
+        {**msgspec.to_builtins(run), "name": run.name, "ranks": run.ranks, "state": state(folder, run)}
+        for run in profile.all_runs
+    ]
     return {
         "pool": profile.pool,
         "device": profile.device,
@@ -175,8 +216,8 @@ def _render(profile: PoolProfile, folder: Path) -> Any:
     from hapmoe.terminal import cell, make_table, say
     from hapmoe.units import format_seconds
 
-    states = {run.name: state(folder, run) for run in profile.runs}
-    left_s = sum(run.expected_s for run in profile.runs if states[run.name] != "done")
+    states = {run.name: state(folder, run) for run in profile.all_runs}
+    left_s = sum(run.expected_s for run in profile.all_runs if states[run.name] != "done")
     table = make_table("run", "ranks", "layers", "micro-batch", "about", "")
     for run in profile.runs:
         layers = ", ".join(
@@ -186,11 +227,18 @@ def _render(profile: PoolProfile, folder: Path) -> Any:
         )
         told = "" if states[run.name] == "to do" else states[run.name]
         table.add_row(
-            cell(run.name), str(run.ranks), layers, str(run.micro_batch_size), format_seconds(run.expected_s), told
+            cell(run.name),
+            f"1 of {run.ranks}" if run.single else str(run.ranks),
+            layers,
+            str(run.micro_batch_size),
+            format_seconds(run.expected_s),
+            told,
         )
-    title = (
-        f"{profile.pool} ({profile.device}): {len(profile.runs)} runs on one node, about {format_seconds(left_s)} to go"
-    )
+    if (sends := profile.sends) is not None:
+        told = "" if states[sends.name] == "to do" else states[sends.name]
+        table.add_row(cell(sends.name), str(sends.ranks), "", "", format_seconds(sends.expected_s), told)
+    title = f"{profile.pool} ({profile.device}): {len(profile.all_runs)} runs on one node, "
+    title += f"about {format_seconds(left_s)} to go"
     rest = [cell(f"  left out: {number} degrees, {why}", "dim") for why, number in profile.left_out.items()]
     return Group(say(title, style="bold"), table, *rest)
 
@@ -198,9 +246,9 @@ def _render(profile: PoolProfile, folder: Path) -> Any:
 def _next(profile: PoolProfile, folder: Path, written: tuple[Path, ...], tables: str) -> str:
     from hapmoe.profiling.folder import state
 
-    done = sum(state(folder, run) == "done" for run in profile.runs)
-    lines = [f"{profile.pool}: {done} of {len(profile.runs)} runs are in {tables}/"] if written else []
-    if done < len(profile.runs):
+    done = sum(state(folder, run) == "done" for run in profile.all_runs)
+    lines = [f"{profile.pool}: {done} of {len(profile.all_runs)} runs are in {tables}/"] if written else []
+    if done < len(profile.all_runs):
         lines.append(
             f"{profile.pool}: start {folder}/profile.sh (or sbatch {folder}/profile.sbatch) on a node of it, "
             "bring results/ back, and give this command again; on such a node --here does both"

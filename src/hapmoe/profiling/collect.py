@@ -33,7 +33,9 @@ _KNOWN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv
 def collect(
     job: JobSpec, cluster: Cluster, pool: Pool, folder: Path, profile: PoolProfile, *, by_wall: bool = False
 ) -> tuple[Table, ...]:
-    """Tables of every complete run of a folder. The same results give the same tables, run for run.
+    """Tables of every complete run of a folder, but for collectives alone (``sends``).
+
+    The same results give the same tables, run for run.
 
     ``by_wall``: by wall time on CPUs too. A process that a quota limits does not show it in CPU time.
     """

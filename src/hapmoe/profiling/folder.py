@@ -3,6 +3,7 @@
 profile.json            what is measured, for which job (``PoolProfile``)
 profile.sh              all runs, one after the other, on one node; profile.sbatch: the same by Slurm
 probe/, with_probe.sh   the probe, and torchrun with it
+alone/                  what times collectives alone (``profiling.sends``)
 runs/<name>/            the launch files of each run
 results/<name>/         rank<r>.jsonl, complete or not there at all; <name>.log, <name>.failed beside it
 """
@@ -22,8 +23,9 @@ from hapmoe.launch.options import LaunchOptions
 from hapmoe.launch.parts import Parts, parts, render, template
 from hapmoe.launch.write import write_files
 from hapmoe.planfile import dump_plan
-from hapmoe.profiling.carry import probe_files
+from hapmoe.profiling.carry import alone_files, probe_files
 from hapmoe.profiling.runs import STEPS, Chosen, ProfileRun, alone, plan_of
+from hapmoe.profiling.sends import Sends
 from hapmoe.tables import shape_key
 
 __all__ = ["PoolProfile", "load_profile", "pool_files", "same_subject", "state", "write_profile"]
@@ -45,7 +47,13 @@ class PoolProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seq_len: int
     command: str = ""
     runs: tuple[ProfileRun, ...]
+    sends: Sends | None = None
+    """Collectives alone, behind the runs."""
     left_out: dict[str, int] = {}
+
+    @property
+    def all_runs(self) -> tuple[ProfileRun | Sends, ...]:
+        return (*self.runs, *((self.sends,) if self.sends else ()))
 
 
 def pool_files(
@@ -70,6 +78,7 @@ def pool_files(
         seq_len=job.training.seq_len,
         command=command,
         runs=chosen.runs,
+        sends=chosen.sends,
         left_out=chosen.left_out,
     )
     files = {"profile.json": msgspec.json.format(msgspec.json.encode(profile), indent=1).decode() + "\n"}
@@ -85,7 +94,7 @@ def pool_files(
                 files[f"runs/{run.name}/{name}"] = text
     assert made is not None
     kind = options.kind(pool)
-    most = max(run.processes for run in chosen.runs)
+    most = max(run.processes for run in profile.all_runs)
     asked = [f"--job-name={shlex.quote(f'profile-{pool.name}')}"]
     asked += [f"--time={options.job.time}"] if options.job.time else []
     asked += [f"--account={shlex.quote(options.job.account)}"] if options.job.account else []
@@ -98,6 +107,7 @@ def pool_files(
         "pool": pool.name,
         "device": pool.device.name,
         "runs": chosen.runs,
+        "sends": chosen.sends,
         "steps": STEPS,
         "timeout_s": timeout_s,
         "variables": made.values["variables"],
@@ -105,6 +115,8 @@ def pool_files(
         "told": bool(kind.partition or kind.constraint or kind.gres),
     }
     files |= {f"probe/{name}": text for name, text in probe_files().items()}
+    if chosen.sends:
+        files |= {f"alone/{name}": text for name, text in alone_files().items()}
     files["with_probe.sh"] = template("with_probe.sh")
     files["profile.sh"] = render("profile.sh.j2", values)
     files["profile.sbatch"] = render("profile.sbatch.j2", values)
@@ -139,7 +151,7 @@ def same_subject(profile: PoolProfile, job: JobSpec, pool: Pool) -> bool:
     return now == (profile.pool, profile.device, profile.model, profile.precision, profile.seq_len)
 
 
-def state(folder: Path, run: ProfileRun) -> Literal["done", "failed", "to do"]:
+def state(folder: Path, run: ProfileRun | Sends) -> Literal["done", "failed", "to do"]:
     """How far a run has come."""
     if all((folder / "results" / run.name / f"rank{rank}.jsonl").is_file() for rank in run.started):
         return "done"

@@ -22,6 +22,7 @@ from hapmoe.errors import InputError
 from hapmoe.job import JobSpec
 from hapmoe.plan import Plan, Stage
 from hapmoe.pricing import price
+from hapmoe.profiling.sends import Sends, inside
 from hapmoe.profiling.shorten import Layers, depths, shortened
 from hapmoe.resolve import resolve
 from hapmoe.rules import check
@@ -89,6 +90,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The runs of one pool, most useful first, and how many degrees were left out and why."""
 
     runs: tuple[ProfileRun, ...]
+    sends: Sends | None = None
+    """Collectives alone, behind them."""
     left_out: dict[str, int] = {}
 
 
@@ -140,7 +143,8 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
     def leave(why: str) -> None:
         left[why] = left.get(why, 0) + 1
 
-    spent, places = 0.0, list(dict.fromkeys(_places(job, cluster, pool)))
+    sends = inside(pool)
+    spent, places = sends.expected_s if sends else 0.0, list(dict.fromkeys(_places(job, cluster, pool)))
     for number, place in enumerate(places):
         single = _ranks(place) > pool.devices_per_node
         if single and not can_be_single(job):
@@ -149,7 +153,7 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
         made = runs_at(job, cluster, pool, place, single=single)
         if made and not runs and can_be_single(job):
             stages = stages_at(job, cluster, pool, place)
-            made += stages if sum(run.expected_s for run in made + stages) <= budget_s else ()
+            made += stages if spent + sum(run.expected_s for run in made + stages) <= budget_s else ()
         if not made:
             leave("no legal run, or one that does not fit into memory")
             continue
@@ -161,7 +165,7 @@ def choose_runs(job: JobSpec, cluster: Cluster, pool: Pool, *, budget_s: float) 
     if not runs:
         reasons = ", ".join(left) or "no degrees"
         raise InputError(f"nothing can be measured on one node: {reasons}", where=f"pools.{pool.name}")
-    return Chosen(runs=tuple(runs), left_out=left)
+    return Chosen(runs=tuple(runs), sends=sends, left_out=left)
 
 
 def runs_at(
@@ -241,7 +245,7 @@ def _priced(
     shown = [f"{name}{value}" for name, value in named.items() if value > 1]
     counted = {"d": layers.dense, "m": layers.moe, "mtp": layers.mtp}
     shown += [f"mbs{mbs}", "".join(f"{name}{count}" for name, count in counted.items() if count)]
-    shown += [STAGES[stage]] * (pp > 1) + ["single"] * single
+    shown += [STAGES[stage]] * (pp > 1) + ["single"] * (single and pp == 1)
     run = ProfileRun(
         name="-".join(shown),
         **named,
