@@ -31,6 +31,7 @@ TIMEOUT_S = 120
 
 
 def main() -> None:
+    """Join the job that the environment describes, time everything, write one file."""
     machine, link = find_machine(os.environ.get("HAPMOE_DEVICE") or None), os.environ.get("HAPMOE_LINK", "")
     dist = machine.torch.distributed
     if machine.devices is not None:
