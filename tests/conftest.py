@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
+# how busy the machine is says nothing of the code
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
 
 def pytest_configure() -> None:
     """Launchers and commands are started as from a terminal: ``nohup`` and the shell's ``&`` make processes ignore
