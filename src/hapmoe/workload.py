@@ -190,7 +190,8 @@ def _core_attention(shapes: Shapes, layer_class: LayerClass, qk: float, v: float
         groups_K=heads_K * sequences_K,
         flops_K=flops_K,
         bytes_K=bytes_K,
-        backward=2.5,
+        # a fused kernel computes the scores again
+        backward=2.5 if training.flash_attention else 2.0,
     )
     ops = [core]
     if bool(np.any(shapes.cp_K > 1)):
