@@ -158,7 +158,7 @@ def training_of(row: dict[str, Any], model: ModelSpec, tp: int) -> Training:
         cp_comm_type=str(extra.get("cp_comm") or "p2p"),
         dispatcher=kind,
         flex_backend=backend,
-        grouped_gemm=True,
+        grouped_gemm="grouped GEMM off" not in str(row.get("notes")),
         permute_fusion=nemo,
         router_dtype="fp32" if nemo else None,
         overlap_moe_comm=overlap_moe or "1F1B" in str(row.get("overlap") or ""),

@@ -75,7 +75,9 @@ def _time_gemms(
     sets: dict[tuple[str, bool], list[int]] = {}
     for index, op in enumerate(ops):
         if op.kind in ("gemm", "grouped_gemm"):
-            sets.setdefault((_precision(job, op), op.kind == "grouped_gemm"), []).append(index)
+            # without grouped kernels experts run one after another, each at the rate of a GEMM of its own
+            grouped = op.kind == "grouped_gemm" and job.training.grouped_gemm
+            sets.setdefault((_precision(job, op), grouped), []).append(index)
     for (precision, grouped), indices in sets.items():
         shape = (4, len(indices), count)
         stack = np.empty(shape)
