@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BUILTINS"]
 
 _SLURM_PROGRAMS = frozenset(("srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel"))
-_SHOPTS = frozenset(("nullglob", "failglob", "nocasematch", "lastpipe", "expand_aliases"))
+_SHOPTS = frozenset(("extglob", "nullglob", "failglob", "nocasematch", "lastpipe", "expand_aliases"))
 _LONG_OPTIONS = {"E": "errtrace", "e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
 
 
@@ -48,6 +48,8 @@ def _alias(shell: Shell, args: Args) -> None:
     if "expand_aliases" in shell.state.options:
         shell.world.aliases.update({word.partition("=")[0]: shell.where() for word in texts(args) if "=" in word})
     _lists(shell, args)
+    if any("=" not in word and not word.startswith("-") for word in texts(args)):
+        shell.state.status = None
 
 
 def _false(shell: Shell, args: Args) -> None:
@@ -307,14 +309,32 @@ def _popd(shell: Shell, args: Args) -> None:
 
 def _shopt(shell: Shell, args: Args) -> None:
     words = texts(args)
-    names = {word for word in words if not word.startswith("-")} & _SHOPTS
-    if "-s" in words:
-        shell.state.options |= names
-    elif "-u" in words:
-        shell.state.options -= names
-    else:
-        shell.print(None, what="shopt")
+    letters = "".join(word[1:] for word in words if word.startswith("-"))
+    names = [word for word in words if not word.startswith("-")]
+    if "o" in letters and names and set(letters) & set("su"):
+        for name in names:
+            BUILTINS["set"](shell, [Text("-o" if "s" in letters else "+o"), Text(name)])
+        return
     shell.state.status = 0
+    if "s" in letters:
+        shell.state.options |= _SHOPTS.intersection(names)
+    elif "u" in letters:
+        shell.state.options -= _SHOPTS.intersection(names)
+    else:
+        if "q" not in letters:
+            shell.print(None, what="shopt")
+        if not shell.state.options.issuperset(names):
+            shell.state.status = None  # some are on from the start, and the site may turn on others
+
+
+def _hash(shell: Shell, args: Args) -> None:
+    names = [word for word in texts(args) if not word.startswith("-")]
+    here = all(name in shell.state.functions or name in BUILTINS for name in names)
+    shell.state.status = 0 if here else None
+
+
+def _unalias(shell: Shell, args: Args) -> None:
+    shell.state.status = 0 if texts(args) == ["-a"] else None
 
 
 def _known_command(shell: Shell, args: Args) -> None:
@@ -367,8 +387,8 @@ BUILTINS: dict[str, Callable[[Shell, Args], None]] = {
     "kill": _unknown,
     "disown": _ok,
     "alias": _alias,
-    "unalias": _ok,
-    "hash": _ok,
+    "unalias": _unalias,
+    "hash": _hash,
     "type": _known_command,
     "which": _known_command,
     "bind": _ok,

@@ -31,7 +31,7 @@ def declaration(shell: Shell, args: Args, kind: str) -> None:
         shell.state.status = 1
         return
     local = kind == "local" or (kind == "declare" and bool(shell.calls))
-    lists = False
+    lists = ""
     pending = list(args)
     while pending and isinstance(pending[0], Text) and re.fullmatch(r"[-+][a-zA-Z]+|--", pending[0].text):
         word = pending.pop(0)
@@ -46,9 +46,14 @@ def declaration(shell: Shell, args: Args, kind: str) -> None:
             elif letter == "g":
                 local = False
             elif letter in "fFp":
-                lists = True
+                lists += letter
     if lists or not pending:
-        shell.state.status = 0
+        names = [each.text for each in pending if isinstance(each, Text)]
+        functions = all(name in shell.state.functions for name in names)
+        variables = all(shell.state.find(name) for name in names)
+        # What the script does not define itself may come from the site's environment.
+        known = not lists or (functions if set(lists) & set("fF") else variables)
+        shell.state.status = 0 if known else None
         if not pending or kind != "export":
             shell.print(None, what=kind)
         return
