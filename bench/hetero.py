@@ -20,7 +20,18 @@ from itertools import combinations
 from math import inf
 from typing import Any
 
-from bench.hetero_cases import CASES, CONTROL, HALF, RESUMES, UPSTREAM, UPSTREAM_HALF, Unequal, fuzz
+from bench.hetero_cases import (
+    CASES,
+    CONTROL,
+    HALF,
+    HANDFUL,
+    HANDFUL_RESUMED,
+    RESUMES,
+    UPSTREAM,
+    UPSTREAM_HALF,
+    Unequal,
+    fuzz,
+)
 from bench.lab import Case, Run, run
 from hapmoe.volumes import step_traffic
 
@@ -226,22 +237,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hetero", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the outcomes as JSON")
     parser.add_argument("--only", default="", help="configurations whose name holds this text")
+    parser.add_argument("--handful", action="store_true", help="those that every version of Megatron-Core trains")
     parser.add_argument("--fuzz", type=int, default=0, help="as many random plans instead")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     chosen = list(fuzz(options.fuzz, options.seed)) if options.fuzz else list(CASES)
+    chosen = list(HANDFUL) if options.handful else chosen
+    resumes = (HANDFUL_RESUMED,) if options.handful else RESUMES
     outcomes = [_show(_outcome(one), number) for number, one in enumerate(chosen, 1) if options.only in one.case.name]
     if not options.fuzz and options.only in "resume":
-        resumed = [one for before, after in RESUMES for one in resume(before, after)]
+        resumed = [one for before, after in resumes for one in resume(before, after)]
         outcomes += [_show(one, number) for number, one in enumerate(resumed, len(outcomes) + 1)]
     good = all(one.good for one in outcomes)
-    if not options.fuzz and options.only in "bf16":
+    if not options.fuzz and not options.handful and options.only in "bf16":
         halves, widest = half_precision()
         for one, near in halves:
             good = good and near
             print(_line(one, "near" if near else "FAR"), file=sys.stderr)
         print(_line(widest, "apart, two of upstream's own"), file=sys.stderr)
-    if not options.fuzz and not options.only:
+    if not options.fuzz and not options.handful and not options.only:
         control = compare(train(CONTROL.case, **CONTROL.variables), reference(CONTROL))
         good = good and not control.good
         print(_line(control, "NOT SEEN" if control.good else "differs, as it must"), file=sys.stderr)

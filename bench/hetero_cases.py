@@ -10,7 +10,19 @@ from dataclasses import dataclass, field
 from bench.lab import BLOCK, CORE, MOE, Case, block
 from hapmoe.plan import Recompute
 
-__all__ = ["CASES", "CONTROL", "HALF", "RESUMES", "UPSTREAM", "UPSTREAM_HALF", "Unequal", "fuzz", "unequal"]
+__all__ = [
+    "CASES",
+    "CONTROL",
+    "HALF",
+    "HANDFUL",
+    "HANDFUL_RESUMED",
+    "RESUMES",
+    "UPSTREAM",
+    "UPSTREAM_HALF",
+    "Unequal",
+    "fuzz",
+    "unequal",
+]
 
 Flags = dict[str, str | bool | None]
 _BASE: Flags = {"--train-iters": "4", "--lr": "1e-3", "--global-batch-size": "16", "--clip-grad": "0.3"}
@@ -68,6 +80,7 @@ def unequal(
     recompute: tuple[Recompute, ...] = (),
     like: Case | None = None,
     variables: dict[str, str] | None = None,
+    libraries: tuple[str, ...] = (),
 ) -> Unequal:
     """A configuration from its meshes, ``"dp1 / tp2 ep2"``, layers per stage and more flags of the script."""
     given = dict(_BASE)
@@ -75,7 +88,10 @@ def unequal(
         given |= more
     meshes = tuple(_mesh(part) for part in plan.split("/"))
     name = _name(plan, layers, given, vpp, recompute, variables or {})
-    case = Case(name, layers, mbs=samples, vpp=vpp, recompute=recompute, flags=given, meshes=meshes)
+    name += f" {'+'.join(libraries)}" if libraries else ""
+    case = Case(
+        name, layers, mbs=samples, vpp=vpp, recompute=recompute, flags=given, meshes=meshes, libraries=libraries
+    )
     return Unequal(case, like, variables or {})
 
 
@@ -163,7 +179,26 @@ CASES: tuple[Unequal, ...] = (
     unequal("dp2 / tp2 dp2 ep2 etp1", (3, 1), AUX_LOSS, like=uniform(AUX_LOSS, dp=2)),
     # a boundary through host memory
     unequal("dp2 ep2 / dp1", (2, 2), DISTRIBUTED, variables=HOST),
+    # stages whose libraries cannot reach each other
+    unequal("dp2 ep2 / dp1", (2, 2), SEQUENCE_LOSS, libraries=("nccl", "hccl")),
+    unequal("dp2 / tp2 ep2 etp1 / dp1", (1, 2, 1), OVERLAP, TOKENS, libraries=("nccl", "nccl", "hccl")),
+    unequal("tp2 / dp2 ep2 / dp1", (2, 2, 2), _SIX, DISTRIBUTED, samples=4, vpp=2, libraries=("hccl", "nccl", "nccl")),
 )
+
+HANDFUL: tuple[Unequal, ...] = (
+    unequal("dp2 ep2 / dp1", (2, 2)),
+    unequal("dp1 / dp2 ep2", (2, 2), OVERLAP, recompute=(block(2), MOE)),
+    unequal("dp2 / tp2", (2, 2), DENSE),
+    unequal("tp2 ep2 etp1 / dp2 ep2 / dp1", (2, 2, 2), _SIX, DISTRIBUTED),
+    unequal("tp2 dp2 ep2 etp2 / dp2 ep2", (2, 2), DISTRIBUTED),
+    unequal("dp3 / dp2", (3, 3), _SIX, samples=6),
+    unequal("cp2 / dp1", (2, 2), CONTEXT),
+    unequal("dp2 ep2 / dp1", (2, 2), vpp=2),
+    unequal("dp1 / dp2 ep2", (2, 2), SEQUENCE_LOSS, Z_LOSS),
+    unequal("dp1 / dp2 ep2", (2, 2), TOKENS),
+    unequal("dp2 ep2 / dp1", (2, 2), DISTRIBUTED, libraries=("nccl", "hccl")),
+)
+"""What every version trains, before 0.13 too, which takes no uneven layers."""
 
 _RESUMABLE: Flags = {**DISTRIBUTED, "--dist-ckpt-optim-fully-reshardable": None}
 UPSTREAM = Case("uniform dp2 ep2", (4,), dp=2, ep=2, mbs=2, flags={**_BASE, **_RESUMABLE})
@@ -180,6 +215,10 @@ RESUMES: tuple[tuple[Case, tuple[Case, ...]], ...] = (
 )
 """A plan that trains and saves two steps, and those that go on from there. Some have no rank with ep > 1: their
 optimizer has no part for experts. The last two have no distributed optimizer."""
+
+_FIRST = unequal("dp1 / dp2 ep2", (2, 2), _RESUMABLE).case
+HANDFUL_RESUMED = (_FIRST, (_FIRST, unequal("tp2 ep2 etp1 / dp2 ep2", (2, 2), _RESUMABLE).case, UPSTREAM))
+"""The first rank has no experts of its own, which versions before 0.14 keep in another optimizer."""
 
 _HALF: Flags = {**DISTRIBUTED, "--bf16": None}
 HALF: tuple[Case, ...] = (

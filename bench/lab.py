@@ -6,9 +6,11 @@ runs ``entry.py`` and the lab's training program, the ranks talk over gloo.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
+import re
 import shlex
 import socket
 import subprocess
@@ -19,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import hapmoe
 from bench import nursery
@@ -107,6 +111,8 @@ class Case:
     meshes: tuple[dict[str, int], ...] = ()
     """Degrees of each stage where they differ (back end megatron-hetero); ``mbs`` is then the samples of
     a microbatch on all replicas of a stage together."""
+    libraries: tuple[str, ...] = ()
+    """Collective library of each stage's devices (hapmoe.lab.vendors); none: gloo."""
 
     def mesh(self, stage: int) -> dict[str, int]:
         same = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "etp": self.etp, "dp": self.dp}
@@ -169,14 +175,22 @@ def prepare(case: Case, folder: Path) -> tuple[JobSpec, Cluster, Plan]:
     pools = []
     for name in names:
         count = sum(case.size(stage) for stage, home in enumerate(homes) if home == name)
-        pools.append({"name": name, "device": "cpu", "nodes": 1, "devices_per_node": count, "hosts": [f"host-{name}"]})
+        pools.append(
+            {
+                "name": name,
+                "device": _device(case, homes.index(name)),
+                "nodes": 1,
+                "devices_per_node": count,
+                "hosts": [f"host-{name}"],
+            }
+        )
     joins = [
         {"between": [one, other], "bandwidth": "10 Gb/s", "latency": "50 us", "transport": "gloo"}
         for index, one in enumerate(names)
         for other in names[index + 1 :]
     ]
     (folder / "cluster.yaml").write_text(json.dumps({"pools": pools, **({"links": joins} if joins else {})}))
-    job, cluster = hapmoe.extract(script), hapmoe.load_cluster(folder / "cluster.yaml")
+    job, cluster = _of_installed(hapmoe.extract(script)), hapmoe.load_cluster(folder / "cluster.yaml")
     settings = case.recompute * len(case.layers) if len(case.recompute) == 1 else case.recompute
     stages = tuple(
         Stage(
@@ -197,6 +211,23 @@ def prepare(case: Case, folder: Path) -> tuple[JobSpec, Cluster, Plan]:
     broken = hapmoe.check(job, cluster, plan)
     assert not broken, f"{case.name}: {[one.message for one in broken]}"
     return job, cluster, plan
+
+
+def _of_installed(job: JobSpec) -> JobSpec:
+    """The job, to be trained by the megatron-core that this Python finds (PYTHONPATH first)."""
+    found = importlib.util.find_spec("megatron.core")
+    assert found is not None and found.origin is not None
+    text = Path(found.origin).with_name("package_info.py").read_text(encoding="utf-8")
+    version = ".".join(re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.M))
+    training = msgspec.structs.replace(job.training, megatron_version=version)
+    return msgspec.structs.replace(job, training=training)
+
+
+def _device(case: Case, stage: int) -> str | dict[str, str]:
+    if not case.libraries:
+        return "cpu"
+    library = case.libraries[stage]
+    return {"like": "cpu", "name": f"cpu-{library}", "vendor": library, "ccl": library}
 
 
 def run(

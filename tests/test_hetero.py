@@ -24,6 +24,13 @@ CASES = (
     # tensor parallelism without sequence parallelism against context parallelism
     hetero.unequal("tp2 / cp2", (3, 1), hetero.DENSE, hetero.CONTEXT, hetero.DISTRIBUTED),
     hetero.unequal("dp1 / dp2 ep2", (2, 2), hetero.TOKENS, variables=hetero.HOST),
+    # devices of two vendors, whose libraries refuse each other's ranks
+    hetero.unequal(
+        "dp2 / tp2 ep2 etp1 / dp1",
+        (1, 2, 1),
+        {**hetero.OVERLAP, **hetero.SEQUENCE_LOSS},
+        libraries=("nccl", "nccl", "hccl"),
+    ),
     # a stage without layers, of which Megatron's log of auxiliary losses knows nothing
     hetero.unequal("tp2 / dp1", (0, 4), hetero.SEQUENCE_LOSS),
 )

@@ -117,6 +117,21 @@ def test_layout_of_a_plan() -> None:
         read_layout(plan({}, {}), 2)
 
 
+def test_who_carries_which_boundary() -> None:
+    """Between two libraries the link's transport, with all ranks; else their own, with the ranks of its stages."""
+    three = plan({}, {"dp": 2, "micro_batch_size": 2}, {})
+    layout = read_layout(three, 0, ("", "gloo", "gloo"), ("nccl", "nccl", "hccl"))
+    assert [layout.carrier(index) for index in range(3)] == ["nccl", "gloo", "gloo"]
+    assert (layout.carried("nccl"), layout.carried("gloo")) == ([0, 1, 2], [0, 1, 2, 3])
+    joined = read_layout(three, 0, ("", "flagcx", "flagcx"), ("rccl", "rccl", "nccl"))
+    assert joined.carried("flagcx") == [0, 1, 2, 3]
+    assert not read_layout(three, 0, (), ("nccl", "nccl", "nccl")).mixed
+    unlinked = read_layout(three, 0, ("", "gloo", ""), ("nccl", "nccl", "hccl"))
+    assert unlinked.carrier(2) == "gloo"
+    with pytest.raises(Refused, match="nothing carries the boundary between nccl of stage 1 and hccl"):
+        read_layout(three, 0, ("", "", "gloo"), ("nccl", "nccl", "hccl"))
+
+
 LAYOUT = read_layout(plan({"tp": 2, "etp": 2}, {"dp": 2, "ep": 2, "micro_batch_size": 2}), 0)
 
 
@@ -157,6 +172,9 @@ def test_refusals(changes: dict[str, Any], reason: str) -> None:
         ({"rampup_batch_size": ["1", "1", "8"]}, "rampup"),
         ({"ckpt_format": "torch", "save": "somewhere"}, "ckpt-format torch"),
         ({"use_torch_fsdp2": True}, "fsdp2"),
+        ({"eval_micro_batch_size": 2, "micro_batch_size": 4}, "eval-micro-batch-size"),
+        ({"perform_rl_step": True}, "one data-parallel size"),
+        ({"optimizer": "dist_muon"}, "--optimizer dist_muon"),
     ],
 )
 def test_refused_arguments(given: dict[str, Any], reason: str) -> None:

@@ -93,10 +93,10 @@ BACKENDS: dict[str, Capabilities] = {
         per_stage_recompute=True,
         mixed_vendor_transports=frozenset({"flagcx", "gloo"}),
         recompute_modules=_MODULES,
-        min_version="0.14.0",
+        min_version="0.12.0",
         layout_version="0.13.0",
         runtime=True,
-        note="Megatron-LM upstream with hapmoe.runtime: EXPERIMENTAL, verified on CPU, never run on GPUs; one vendor",
+        note="Megatron-LM upstream with hapmoe.runtime: EXPERIMENTAL, verified on CPU, never on GPUs or across vendors",
     ),
     "flagscale": Capabilities(
         name="flagscale",

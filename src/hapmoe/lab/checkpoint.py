@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,26 @@ __all__ = ["load", "save"]
 
 
 def _metadata(args: argparse.Namespace) -> dict[str, Any]:
+    from megatron.core import package_info
+
     # as _build_sharded_state_dict_metadata of megatron.training (checkpointing.py:401-434)
     metadata: dict[str, Any] = {"chained_optim_avoid_prefix": True}
     if args.use_distributed_optimizer:  # the default may change dp only
-        kind = "fully_reshardable" if args.dist_ckpt_optim_fully_reshardable else "dp_reshardable"
-        metadata["distrib_optim_sharding_type"] = kind
+        kinds = ("fully_sharded_model_space", "fully_sharded_bucket_space")
+        if (package_info.MAJOR, package_info.MINOR) >= (0, 14):
+            kinds = ("fully_reshardable", "dp_reshardable")
+        metadata["distrib_optim_sharding_type"] = kinds[0 if args.dist_ckpt_optim_fully_reshardable else 1]
     return metadata
+
+
+def _sharded(optimizer: Any, state: dict[str, Any], loading: bool, metadata: dict[str, Any]) -> Any:
+    """The optimizer's part; core 0.12 takes the sharding's name alone."""
+    from megatron.core import package_info
+
+    if (package_info.MAJOR, package_info.MINOR) >= (0, 13):
+        return optimizer.sharded_state_dict(state, is_loading=loading, metadata={**sharding(), **metadata})
+    kind = metadata.get("distrib_optim_sharding_type")
+    return optimizer.sharded_state_dict(state, is_loading=loading, **({"sharding_type": kind} if kind else {}))
 
 
 def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loading: bool) -> dict[str, Any]:
@@ -27,9 +42,7 @@ def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loadi
         state["model" if len(chunks) == 1 else f"model{index}"] = chunk.module.sharded_state_dict(metadata=sharding())
     if args.no_load_optim if loading else args.no_save_optim:
         return state
-    state["optimizer"] = optimizer.sharded_state_dict(
-        state, is_loading=loading, metadata={**sharding(), **_metadata(args)}
-    )
+    state["optimizer"] = _sharded(optimizer, state, loading, _metadata(args))
     return state
 
 
@@ -44,7 +57,9 @@ def save(args: argparse.Namespace, chunks: list[Any], optimizer: Any, iteration:
     torch.distributed.barrier()
     state = _state(args, chunks, optimizer, loading=False)
     state["iteration"] = iteration
-    dist_checkpointing.save(state, str(folder), content_metadata=_metadata(args))
+    told = {"content_metadata": _metadata(args)}  # since core 0.14
+    taken = inspect.signature(dist_checkpointing.save).parameters
+    dist_checkpointing.save(state, str(folder), **{name: value for name, value in told.items() if name in taken})
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
         (Path(args.save) / "latest_checkpointed_iteration.txt").write_text(str(iteration))
@@ -80,6 +95,8 @@ def _states(optimizer: Any) -> Iterator[Any]:
     import torch
 
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if one.optimizer is None:  # of a stage without experts of its own (hapmoe.runtime.optimizers)
+            continue
         for group in one.optimizer.param_groups:
             for parameter in group["params"]:
                 state = one.optimizer.state[parameter]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 __all__ = ["build", "configure", "layers_of", "parameters_of", "pieces", "sharding"]
@@ -122,30 +124,41 @@ def build(args: argparse.Namespace, config: Any) -> list[Any]:
     chunks = []
     for index in range(args.virtual_stages or 1):
         chunk = index if args.virtual_stages else None
-        spec = get_gpt_decoder_block_spec(config, False, normalization=args.normalization, vp_stage=chunk)
+        if chunk is not None:  # up to core 0.13 some functions look there
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        spec = _taking(get_gpt_decoder_block_spec, vp_stage=chunk)(config, False, normalization=args.normalization)
         mtp = None
         if args.mtp_num_layers:
             # a chunk without decoder layers has none to copy: MTP layers are like the model's last
             whole = spec if spec.layer_specs else _last_layer(config, args)
-            mtp = get_gpt_mtp_block_spec(config, whole, False, vp_stage=chunk)
-        model = GPTModel(
+            mtp = _taking(get_gpt_mtp_block_spec, vp_stage=chunk)(config, whole, False)
+        first, last = (
+            _taking(ask, vp_stage=chunk)(ignore_virtual=chunk is None)
+            for ask in (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
+        )
+        model = _taking(GPTModel, vp_stage=chunk)(
             config,
             spec,
             args.padded_vocab_size,
             args.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=chunk is None, vp_stage=chunk),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=chunk is None, vp_stage=chunk),
+            pre_process=first,
+            post_process=last,
             parallel_output=True,
             share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
             position_embedding_type=args.position_embedding_type,
             rotary_base=args.rotary_base,
             mtp_block_spec=mtp,
-            vp_stage=chunk,
         )
         _set_weights(model, args)
         model = Float16Module(config, model) if args.bf16 else model
         chunks.append(DistributedDataParallel(config, reduction, model, disable_bucketing=index > 0))
     return chunks
+
+
+def _taking(call: Callable[..., Any], **named: Any) -> Callable[..., Any]:
+    """``call`` with these arguments, without those that this version does not take."""
+    taken = inspect.signature(call).parameters
+    return partial(call, **{name: value for name, value in named.items() if name in taken})
 
 
 def _last_layer(config: Any, args: argparse.Namespace) -> Any:

@@ -26,6 +26,7 @@ def install() -> None:
         typing.override = lambda method: method  # type: ignore[attr-defined]
     when_imported("megatron.legacy.fused_kernels", _no_kernels)
     when_imported("megatron.core.transformer.moe.moe_utils", _no_te_gemm)
+    when_imported("megatron.core.fp8_utils", _no_shards)
     when_imported("megatron.core.transformer.torch_norm", _mark_norms)
     when_imported("megatron.core.transformer.dot_product_attention", _gather_keys)
     when_imported("megatron.core.transformer.multi_latent_attention", _no_te_classes)
@@ -42,6 +43,13 @@ def _no_kernels(module: Any) -> None:
 def _no_te_gemm(module: Any) -> None:
     # 0.16.x without Transformer Engine: the router asks for a name that was never imported
     module.__dict__.setdefault("te_general_gemm", None)
+
+
+def _no_shards(module: Any) -> None:
+    # 0.12 without Transformer Engine refuses to quantize, even if there is nothing to quantize
+    quantize = getattr(module, "_quantize_param_shard_impl", None)
+    if quantize is not None:
+        module._quantize_param_shard_impl = lambda params, *rest: quantize(params, *rest) if params else None
 
 
 def _no_te_classes(module: Any) -> None:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hapmoe.lab import checkpoint, requested, shim
+from hapmoe.lab import checkpoint, requested, shim, vendors
 from hapmoe.lab.arguments import parse
 from hapmoe.lab.measure import Kept, rows
 from hapmoe.lab.pace import Pace, asked
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         args = parse(sys.argv[1:] if argv is None else argv, equal)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29511")
-        backend: dict[str, Any] = {"backend": "gloo" if requested() else "nccl"}
+        backend: dict[str, Any] = {"backend": _library(rank) if requested() else "nccl"}
         if args.fake_process_group:  # as megatron/training/initialize.py
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -71,6 +71,17 @@ def main(argv: list[str] | None = None) -> None:
             torch.distributed.barrier()
         finally:
             torch.distributed.destroy_process_group()
+
+
+def _library(rank: int) -> str:
+    """gloo, or what plays this rank's library where stages have those of several vendors."""
+    runtime = sys.modules.get("hapmoe_runtime")
+    if runtime is None or not runtime.attached.layout.mixed:
+        return "gloo"
+    layout = runtime.attached.layout
+    return vendors.register(
+        [layout.libraries[index] for index in range(layout.stages) for _ in layout.ranks(index)], rank
+    )
 
 
 def _spoil() -> None:
@@ -305,12 +316,17 @@ def _auxiliary(args: argparse.Namespace) -> dict[str, Any]:
     if not args.num_experts or (not args.moe_aux_loss_coeff and args.moe_z_loss_coeff is None):
         return {}
     import torch
+    from megatron.core import package_info, parallel_state
     from megatron.core.transformer.moe import moe_utils
 
     kinds = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
+    if (package_info.MAJOR, package_info.MINOR) < (0, 14):  # one name for both
+        kinds["seq_aux_loss"] = "load_balancing_loss"
     on = [kinds[args.moe_router_load_balancing_type]] if args.moe_aux_loss_coeff else []
     on += ["z_loss"] if args.moe_z_loss_coeff is not None else []
-    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+    # core 0.12 keeps the tracker in parallel_state
+    holder: Any = moe_utils if hasattr(moe_utils, "get_moe_layer_wise_logging_tracker") else parallel_state
+    tracker = holder.get_moe_layer_wise_logging_tracker()
     for name in on:
         nobody = {"reduce_group": None, "avg_group": None, "reduce_group_has_dp": False}
         tracker.setdefault(name, {"values": torch.zeros(args.num_layers), **nobody})

@@ -158,18 +158,19 @@ def parts(
     for kind, text in device_exports(job, cluster, plan, options).items():
         result[f"env/{kind}.env"] = text
     if backends.capabilities(plan.backend).runtime:
-        result |= _runtime(backend.transports(cluster, plan), joins=backend.needs_runtime(cluster, plan))
+        libraries = tuple(cluster.pool(stage.pool).device.ccl for stage in plan.stages)
+        result |= _runtime(backend.transports(cluster, plan), libraries, joins=backend.needs_runtime(cluster, plan))
     if plan.backend == "flagscale-patched":
         result["flagscale/hapmoe-hetero.patch"] = template("hapmoe-hetero.patch")
     return Parts(result, hosts, components, "" if possible else reason, values)
 
 
-def _runtime(transports: tuple[str, ...], *, joins: bool) -> dict[str, str]:
+def _runtime(transports: tuple[str, ...], libraries: tuple[str, ...], *, joins: bool) -> dict[str, str]:
     """A copy of ``hapmoe.runtime`` for hosts that have no hapmoe, and what plan.json does not tell it.
 
     Equal stages need nothing joined (``joins``), but checkpoints that unequal ones can go on from.
     """
-    told = json.dumps({"transports": transports, "joins": joins})
+    told = json.dumps({"transports": transports, "libraries": libraries, "joins": joins})
     files = {
         f"{RUNTIME}/{source.name}": source.read_text(encoding="utf-8")
         for source in package_files("hapmoe.runtime").iterdir()

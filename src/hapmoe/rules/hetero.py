@@ -33,6 +33,8 @@ _REFUSED = {
     "--overlap-moe-expert-parallel-comm": "runs another schedule, which is not verified",
     "--reuse-grad-buf-for-mxfp8-param-ag": "is not verified",
     "--non-persistent-ckpt-type": "saves per rank of a uniform world",
+    "--yaml-cfg": "divides the world by one set of degrees",
+    "--perform-rl-step": "counts microbatches by one data-parallel size",
 }
 
 

@@ -32,17 +32,18 @@ def attach(
     plan: str | os.PathLike[str] | Mapping[str, Any],
     rank: int | None = None,
     transports: Sequence[str] = (),
+    libraries: Sequence[str] = (),
     *,
     joins: bool = True,
 ) -> Attached:
     """Arrange everything for this process, once, before megatron is imported.
 
     ``plan``: plan.json or its content. ``rank``: of this process; RANK by default. ``transports``: of
-    the boundary behind each stage (runtime.json). Sets HAPMOE_EQUAL_WORLD_SIZE: the ranks of a job
-    whose stages all were like this one, for programs that find their data-parallel size by
-    dividing. ``joins`` False: stages are alike, and only checkpoints get keys that other plans of this
-    back end can read. HAPMOE_HETERO_TRANSPORT carries all boundaries by one transport (gloo: through host
-    memory). Raises Refused with the reason.
+    the boundary behind each stage, ``libraries``: of each stage's devices (runtime.json). Sets
+    HAPMOE_EQUAL_WORLD_SIZE: the ranks of a job whose stages all were like this one, for programs that
+    find their data-parallel size by dividing. ``joins`` False: stages are alike, and only checkpoints
+    get keys that other plans of this back end can read. HAPMOE_HETERO_TRANSPORT carries all boundaries
+    by one transport (gloo: through host memory). Raises Refused with the reason.
     """
     global attached
     if attached is not None:
@@ -52,7 +53,7 @@ def attach(
     content = plan if isinstance(plan, Mapping) else json.loads(Path(plan).read_text(encoding="utf-8"))
     if forced := os.environ.get("HAPMOE_HETERO_TRANSPORT"):
         transports = [forced] * len(content["stages"])
-    layout = read_layout(content, int(os.environ["RANK"]) if rank is None else rank, transports)
+    layout = read_layout(content, int(os.environ["RANK"]) if rank is None else rank, transports, libraries)
     os.environ["HAPMOE_EQUAL_WORLD_SIZE"] = str(layout.equal_world_size)
     attached = Attached(layout)
     attached.arrange(joins=joins)

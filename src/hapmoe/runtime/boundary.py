@@ -54,18 +54,23 @@ class Boundaries:
         self._groups: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Make one group for each transport, of all ranks, and let every member open it.
+        """Make one group for each transport, of all ranks that it may hold, and let every member open it.
 
-        One communicator for all boundaries: NCCL then sees the sends of a call in one order, which
-        two communicators around a ring (interleaving) would not.
+        One communicator for all boundaries of a transport: NCCL then sees the sends of a call in one
+        order, which two communicators around a ring (interleaving) would not.
         """
         import torch
         import torch.distributed as dist
 
-        for transport in sorted(set(self.layout.transports)):
-            group = dist.new_group(None, backend=transport or None, group_desc="HAPMOE_BOUNDARY")
-            self._groups[transport] = group
-            device = "cpu" if dist.get_backend(group) == HOST else "cuda"
+        layout = self.layout
+        for carrier in sorted({layout.carrier(index) for index in range(layout.stages)}):
+            members = layout.carried(carrier)
+            backend = carrier if carrier in layout.transports else ""
+            group = dist.new_group(members, backend=backend or None, group_desc="HAPMOE_BOUNDARY")
+            if layout.rank not in members:
+                continue
+            self._groups[carrier] = group
+            device = "cpu" if dist.get_backend(group) == HOST else torch.cuda.current_device()
             dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def communicate(
@@ -155,7 +160,7 @@ class Boundaries:
         whole = tensor.detach()
         group = self._group_behind(peer if tag == FORWARD else mine)
         split = self.split[peer.index], self.split[mine.index]
-        staged = dist.get_backend(group) == HOST and whole.is_cuda
+        staged = dist.get_backend(group) == HOST and whole.device.type != "cpu"
         parts: list[tuple[Route, Any]] = []
         arriving = []
         for route in receives(peer, mine, self.layout.local, *self._whole(shape), split):
@@ -188,14 +193,14 @@ class Boundaries:
 
     def _group_behind(self, front: Mesh) -> Any:
         """The group of the boundary behind a stage."""
-        return self._groups[self.layout.transports[front.index]]
+        return self._groups[self.layout.carrier(front.index)]
 
     def _outgoing(self, piece: Any, group: Any) -> Any:
         """The piece as it is sent: contiguous, and in pinned host memory where the transport wants it there."""
         import torch
         import torch.distributed as dist
 
-        if dist.get_backend(group) == HOST and piece.is_cuda:
+        if dist.get_backend(group) == HOST and piece.device.type != "cpu":
             return torch.empty(piece.shape, dtype=piece.dtype, pin_memory=True).copy_(piece, non_blocking=True)
         return piece.contiguous()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .mesh import Layout, Refused
 
-__all__ = ["by_layer", "by_stage", "regrouped"]
+__all__ = ["by_kind", "by_layer", "by_stage", "regrouped"]
 
 _MULTIPLIERS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
 """What Megatron tells groups of parameters apart by, besides is_expert_parallel (optimizer.py,
@@ -54,6 +54,26 @@ def by_stage(original: Callable[..., Any], layout: Layout) -> Callable[..., Any]
     return get_rng_state
 
 
+def by_kind(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The stand-in for ``ChainedOptimizer.sharded_state_dict`` before core 0.14: all experts' state has one prefix.
+
+    Upstream puts the number of the optimizer before the keys, if there are two: the second is that of
+    experts with ranks of their own (optimizer.py, chained_1). A stage with ep 1 trains its experts with the first.
+    """
+
+    def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from megatron.core.dist_checkpointing.dict_utils import nested_values
+        from megatron.core.dist_checkpointing.mapping import ShardedBase
+
+        found = original(self, *args, **kwargs)
+        for entry in nested_values(found) if len(self.chained_optimizers) > 1 else ():
+            if isinstance(entry, ShardedBase) and entry.key.startswith("chained_0.") and ".mlp.experts." in entry.key:
+                entry.key = f"chained_1.{entry.key.removeprefix('chained_0.')}"
+        return found
+
+    return sharded_state_dict
+
+
 def regrouped(original: Callable[..., None]) -> Callable[..., None]:
     """The stand-in for ``ChainedOptimizer.load_state_dict``: experts that had ranks of their own may lose them.
 
@@ -73,6 +93,14 @@ def regrouped(original: Callable[..., None]) -> Callable[..., None]:
             elif len(parts) > 1 and alone:  # saved without
                 state_dict = {
                     index: _shared(part, numbered.get(index, {}), alone, _groups([alone]))
+                    for index, part in enumerate(parts)
+                }
+            elif len(parts) > 1 and numbered:  # before core 0.14, perhaps by a first rank without experts of its own
+                told = [state for state in numbered.values() if "param_groups" in state.get("optimizer", state)]
+                state_dict = {
+                    index: _shared(part, numbered.get(index, {}), told[0], _groups(told))
+                    if part.optimizer and numbered.get(index) not in told
+                    else numbered.get(index, {})
                     for index, part in enumerate(parts)
                 }
         original(self, state_dict)

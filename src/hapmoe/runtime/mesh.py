@@ -60,6 +60,8 @@ class Layout:
     """In the job."""
     transports: tuple[str, ...]
     """Of the boundary behind each stage (the last one: back to stage 0, which interleaving uses)."""
+    libraries: tuple[str, ...] = ()
+    """Collective library of each stage's devices; none: the same."""
 
     @property
     def mine(self) -> Mesh:
@@ -75,6 +77,27 @@ class Layout:
         return len(self.meshes)
 
     @property
+    def mixed(self) -> bool:
+        """Is there no library that holds all devices?"""
+        return len(set(self.libraries)) > 1
+
+    def carrier(self, front: int) -> str:
+        """What carries the boundary behind a stage: a transport, or the stages' own library (empty: everybody's)."""
+        return self.transports[front] or (self.libraries[front] if self.mixed else "")
+
+    def carried(self, carrier: str) -> list[int]:
+        """The ranks of all stages at the boundaries that ``carrier`` carries; all of them if it holds all devices."""
+        if not self.mixed or carrier == HOST:
+            return list(range(self.world_size))
+        ends = {
+            end % self.stages for one in range(self.stages) if self.carrier(one) == carrier for end in (one, one + 1)
+        }
+        return [rank for end in sorted(ends) for rank in self.ranks(end)]
+
+    def ranks(self, stage: int) -> range:
+        return range(self.meshes[stage].first, self.meshes[stage].first + self.meshes[stage].size)
+
+    @property
     def world_size(self) -> int:
         return sum(mesh.size for mesh in self.meshes)
 
@@ -85,10 +108,13 @@ class Layout:
         return self.mine.size * self.stages
 
 
-def read_layout(plan: Mapping[str, Any], rank: int, transports: Sequence[str] = ()) -> Layout:
+def read_layout(
+    plan: Mapping[str, Any], rank: int, transports: Sequence[str] = (), libraries: Sequence[str] = ()
+) -> Layout:
     """The layout of a plan.json, seen by ``rank``; Refused where its meshes are none.
 
     ``transports``: of the boundary behind each stage; none: the library that all stages have.
+    ``libraries``: of each stage's devices, where they differ.
     """
     meshes: list[Mesh] = []
     first = 0
@@ -113,4 +139,16 @@ def read_layout(plan: Mapping[str, Any], rank: int, transports: Sequence[str] = 
         raise Refused(f"samples per microbatch (micro-batch size * dp) differ between stages: {sorted(samples)}")
     if not 0 <= rank < first:
         raise Refused(f"rank {rank} is outside the plan's {first} ranks")
-    return Layout(tuple(meshes), rank, tuple(transports) or ("",) * len(meshes))
+    return Layout(tuple(meshes), rank, _transports(transports or ("",) * len(meshes), libraries), tuple(libraries))
+
+
+def _transports(given: Sequence[str], libraries: Sequence[str]) -> tuple[str, ...]:
+    """Between two libraries something must carry each boundary; the way back to the first stage may be unlinked."""
+    found = list(given)
+    if len(set(libraries)) > 1:
+        for index, (front, back) in enumerate(zip(libraries, (*libraries[1:], libraries[0]), strict=True)):
+            if front != back and not found[index]:
+                if index + 1 < len(libraries):
+                    raise Refused(f"nothing carries the boundary between {front} of stage {index} and {back}")
+                found[index] = HOST
+    return tuple(found)

@@ -124,6 +124,13 @@ def argument_refusals(layout: Layout, args: Any) -> Iterator[str]:
         yield "--non-persistent-ckpt-type local: copies go to ranks of a uniform job"
     if getattr(args, "use_torch_fsdp2", False):
         yield "--use-torch-fsdp2: parameters are sharded over groups that span stages"
+    own = getattr(args, "eval_micro_batch_size", None)
+    if own not in (None, getattr(args, "micro_batch_size", own)) and len({mesh.dp for mesh in layout.meshes}) > 1:
+        yield "--eval-micro-batch-size: times unequal dp it gives stages other samples per microbatch"
+    if getattr(args, "perform_rl_step", False):
+        yield "--perform-rl-step: counts microbatches by one data-parallel size, not tried"
+    if (optimizer := getattr(args, "optimizer", "adam")) not in ("adam", "sgd"):
+        yield f"--optimizer {optimizer}: it may cut parameters and sum norms in its own way, not tried"
     if getattr(args, "encoder_pipeline_model_parallel_size", 0):
         yield "pipeline stages of an encoder: not tried"
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import checkpoints, groups, sums, training
+from . import checkpoints, groups, optimizers, sums, training, worldwide
 from .boundary import Boundaries
 from .checks import agree, replicas, try_boundaries
 from .mesh import Layout, Refused
@@ -18,9 +18,9 @@ from .patches import Patch, arrange, version_of
 
 __all__ = ["Attached", "table"]
 
-TRIED = ((0, 14), (0, 21))
-"""From the first, before the second: 0.14.0, 0.16.1 and main (0.20, d98e8a64) trained as one rank does; names and
-arguments of all between were looked up (bench.hetero_versions)."""
+TRIED = ((0, 12), (0, 21))
+"""From the first, before the second: 0.12.3, 0.13.1, 0.14.0, 0.16.1 and main (0.20, d98e8a64) trained as one rank does
+(bench.hetero_versions --train); names and arguments of all between were looked up."""
 
 
 KEYS, OPTIMIZERS = "checkpoints with a key per layer", "optimizers with and without a part for experts"
@@ -56,6 +56,11 @@ class Attached:
             if self.layout.rank == 0:
                 said = "; ".join(f"stage {mesh.index}: {mesh.said()}" for mesh in self.layout.meshes)
                 say(f"EXPERIMENTAL, verified on CPU only (docs/hetero.md). {said}")
+                if self.layout.mixed:
+                    libraries = ", ".join(sorted(set(self.layout.libraries)))
+                    say(f"{libraries}: what all ranks share goes through host memory")
+            if self.layout.mixed:
+                worldwide.redirect()
             groups.redirect()
             build(*args, **kwargs)
             self.boundaries.open()
@@ -120,7 +125,7 @@ def check_version(patches: tuple[Patch, ...]) -> None:
     version = version_of(core)
     if not TRIED[0] <= version < TRIED[1] and os.environ.get("HAPMOE_HETERO_UNTRIED") != "1":
         raise Refused(
-            f"Megatron-Core {core.__version__} was not tried with this runtime (tried: 0.14 to 0.20); "
+            f"Megatron-Core {core.__version__} was not tried with this runtime (tried: 0.12 to 0.20); "
             "HAPMOE_HETERO_UNTRIED=1 goes on"
         )
     for patch in patches:
@@ -214,6 +219,22 @@ def table(attached: Attached) -> tuple[Patch, ...]:
             ("prefix", "sharded_offsets", "metadata"),
             KEYS,
             checkpoints.by_layer,
+        ),
+        Patch(
+            f"{core}.optimizer",
+            "get_megatron_optimizer",
+            ("config", "model_chunks"),
+            "optimizers of stages without experts of their own",
+            optimizers.everywhere,
+            before=(0, 14),
+        ),
+        Patch(
+            f"{core}.optimizer.optimizer",
+            "ChainedOptimizer.sharded_state_dict",
+            ("model_sharded_state_dict", "is_loading"),
+            KEYS,
+            checkpoints.by_kind,
+            before=(0, 14),
         ),
         Patch(
             f"{core}.optimizer.optimizer",

@@ -25,6 +25,14 @@ def patches(layout: Layout) -> tuple[Patch, ...]:
             optional=True,
         ),
         Patch(
+            "megatron.training.yaml_arguments",
+            "validate_yaml",
+            ("args",),
+            "data-parallel size of the stage",
+            lambda _: _no_yaml,
+            optional=True,
+        ),
+        Patch(
             "megatron.training.checkpointing",
             "get_rng_state",
             (),
@@ -59,6 +67,10 @@ def _validate(original: Callable[..., Any], layout: Layout) -> Callable[..., Any
         return result
 
     return validate_args
+
+
+def _no_yaml(*_: Any, **__: Any) -> None:
+    raise Refused("--yaml-cfg: its data-parallel size divides the world by one set of degrees; give arguments instead")
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -112,7 +112,7 @@ def attach_runtime(plan: dict[str, Any], rank: int) -> None:
     sys.path.insert(0, str(HERE))
     runtime = importlib.import_module("hapmoe_runtime")
     try:
-        runtime.attach(plan, rank, told["transports"], joins=told["joins"])
+        runtime.attach(plan, rank, told["transports"], told["libraries"], joins=told["joins"])
     except runtime.Refused as error:
         stop(str(error))
     finally:
