@@ -445,7 +445,7 @@ def test_auxiliary_loss_of_unequal_replicas_is_remarked() -> None:
     """Megatron averages aux_loss over the tokens of one data-parallel rank (measured: dp 2 differs from dp 1)."""
     weighted = "--moe-router-load-balancing-type {} --moe-aux-loss-coeff 1e-2"
     backend = capabilities("megatron-hetero")
-    for kind, plan, many in (("aux_loss", UNEQUAL, 1), ("seq_aux_loss", UNEQUAL, 0), ("aux_loss", ALIKE, 0)):
+    for kind, plan, many in (("aux_loss", UNEQUAL, 2), ("seq_aux_loss", UNEQUAL, 1), ("aux_loss", ALIKE, 0)):
         job = b.job(argv=weighted.format(kind))
         assert len(remarks(job, TWO, resolve(job, TWO, plan), backend)) == many
 

@@ -161,6 +161,15 @@ class SearchReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the planner itself expected of its plan; 0: the same as the estimate."""
 
 
+class Compared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another way to run the same job, searched in the same run and scored by the same oracle."""
+
+    name: str
+    step_s: float | None
+    """None: ``note`` says why."""
+    note: str = ""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
     """A complete parallel configuration; ``stages`` in pipeline and rank order."""
 
@@ -181,6 +190,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Slower plans that take fewer devices, or less memory at the fullest one (asked for)."""
     estimate: Estimate | None = None
     search: SearchReport | None = None
+    comparisons: tuple[Compared, ...] = ()
     inputs: dict[str, str] = {}
     notes: tuple[str, ...] = ()
 

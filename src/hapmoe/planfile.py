@@ -11,12 +11,12 @@ import msgspec
 
 from hapmoe.errors import InputError
 from hapmoe.fields import closest
-from hapmoe.plan import Estimate, MemoryBytes, Plan, Recompute, SearchReport, Stage, StageEstimate
+from hapmoe.plan import Compared, Estimate, MemoryBytes, Plan, Recompute, SearchReport, Stage, StageEstimate
 
 __all__ = ["dump_plan", "load_plan"]
 
 SCHEMA = 1
-_KINDS = (Plan, Stage, Recompute, Estimate, StageEstimate, MemoryBytes, SearchReport)
+_KINDS = (Plan, Stage, Recompute, Estimate, StageEstimate, MemoryBytes, SearchReport, Compared)
 
 
 def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:

@@ -14,7 +14,7 @@ from hapmoe.cluster import Cluster
 from hapmoe.cost import evaluate, timeline
 from hapmoe.job import JobSpec
 from hapmoe.launch.verdict import runnable_by, verdict
-from hapmoe.plan import Estimate, Plan, SearchResult
+from hapmoe.plan import Compared, Estimate, Plan, SearchResult
 from hapmoe.planfile import dump_plan
 from hapmoe.present import present_plan
 from hapmoe.rules.hetero import remarks
@@ -95,9 +95,12 @@ def plan_job(
     if not compare:
         return Planned(result, ())
     try:
-        return Planned(result, _comparisons(job, cluster, problem, backend, settings, time_limit_s))
+        found = _comparisons(job, cluster, problem, backend, settings, time_limit_s)
     except KeyboardInterrupt:  # the plan is in hand; it is told without what it compares to
         return Planned(result, ())
+    told = tuple(Compared(name=one.name, step_s=one.step_s, note=one.note or "") for one in found)
+    plan = msgspec.structs.replace(plan, comparisons=told)
+    return Planned(msgspec.structs.replace(result, plan=plan, ranked=((plan, ranked[0][1]), *ranked[1:])), found)
 
 
 def _slower(problem: Problem, result: SearchResult, seeker: Seeker) -> tuple[tuple[Plan, Estimate], ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
+import inspect
 import re
 import resource
 import sys
@@ -123,6 +125,14 @@ def _own_memory(module: Any) -> None:
     # for a log line the writers ask psutil, which is not installed with megatron-core, and die without it
     if not getattr(module, "HAVE_PSUTIL", False):
         module._process_memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # 0.12 calls torch as it was in its time; newer torch wants to know the format too
+    write = getattr(module, "_write_item", None)
+    if write is not None and "serialization_format" not in inspect.getsource(module):
+        wanted = inspect.signature(write).parameters
+        if "serialization_format" in wanted:
+            from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+            module._write_item = functools.partial(write, serialization_format=SerializationFormat.TORCH_SAVE)
 
 
 def _keep_step(module: Any) -> None:

@@ -142,15 +142,19 @@ RULES = (
 
 
 def remarks(job: JobSpec, cluster: Cluster, plan: Plan, backend: Capabilities) -> tuple[str, ...]:
-    """What such a plan trains as Megatron means it, but not as another plan would."""
+    """That such plans are experimental, and what one trains as Megatron means it, but not as another plan would."""
     context = Context(job, cluster, plan, backend)
+    if not _applies(context):
+        return ()
+    untried = "EXPERIMENTAL: stages of unequal degrees or vendors were verified on CPU, never on accelerators"
     kinds = context.flag_values("--moe-router-load-balancing-type") or ("aux_loss",)
     weights = context.flag_values("--moe-aux-loss-coeff") or ("0",)
     replicas = {(stage.dp, stage.cp) for stage in plan.stages}
     on = job.model.moe is not None and any(weight.strip("0.") for weight in weights)
-    if not (_applies(context) and on and len(replicas) > 1 and {"aux_loss", "global_aux_loss"} & set(kinds)):
-        return ()
+    if not (on and len(replicas) > 1 and {"aux_loss", "global_aux_loss"} & set(kinds)):
+        return (untried,)
     return (
+        untried,
         "aux_loss depends on the tokens of one data-parallel rank (in Megatron too): its strength differs between "
         "stages of unequal dp; seq_aux_loss does not",
     )
