@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = list(fuzz(options.fuzz, options.seed)) if options.fuzz else list(CASES)
     chosen = list(HANDFUL) if options.handful else chosen
-    resumes = (HANDFUL_RESUMED,) if options.handful else RESUMES
+    resumes = HANDFUL_RESUMED if options.handful else RESUMES
     outcomes = [_show(_outcome(one), number) for number, one in enumerate(chosen, 1) if options.only in one.case.name]
     if not options.fuzz and options.only in "resume":
         resumed = [one for before, after in resumes for one in resume(before, after)]

@@ -217,8 +217,9 @@ RESUMES: tuple[tuple[Case, tuple[Case, ...]], ...] = (
 optimizer has no part for experts. The last two have no distributed optimizer."""
 
 _FIRST = unequal("dp1 / dp2 ep2", (2, 2), _RESUMABLE).case
-HANDFUL_RESUMED = (_FIRST, (_FIRST, unequal("tp2 ep2 etp1 / dp2 ep2", (2, 2), _RESUMABLE).case, UPSTREAM))
-"""The first rank has no experts of its own, which versions before 0.14 keep in another optimizer."""
+_SECOND = unequal("tp2 ep2 etp1 / dp2 ep2", (2, 2), _RESUMABLE).case
+HANDFUL_RESUMED = ((_FIRST, (_FIRST, _SECOND)), (_SECOND, (UPSTREAM,)))
+"""The first rank of the first has no experts of its own, which versions before 0.14 keep in another optimizer."""
 
 _HALF: Flags = {**DISTRIBUTED, "--bf16": None}
 HALF: tuple[Case, ...] = (
