@@ -100,15 +100,16 @@ def test_bounds_never_exceed_the_timeline() -> None:
         backward = [[rng.uniform(2 - spread, 2 + spread) for _ in range(vpp)] for _ in range(pp)]
         send = [rng.choice([0.0, 0.3, 1.5]) * rng.random() for _ in range(pp)]
         times = np.asarray([forward]), np.asarray([backward]), np.asarray(send), microbatches
-        bound = pipeline_bound(*times)[0]
+        group, extra = pp * rng.randint(1, 2), rng.randint(0, 1)
+        bound = pipeline_bound(*times, group=group, extra=extra)[0]
         if vpp == 1:
             ends = one_f_one_b_ends([row[0] for row in forward], [row[0] for row in backward], send[:-1], microbatches)
         else:
-            ends = interleaved_ends(forward, backward, send, microbatches, pp)
+            ends = interleaved_ends(forward, backward, send, microbatches, group, extra=extra)
         assert bound <= ends[0] * (1 + 1e-12), (pp, vpp, microbatches, send)
         sync = [rng.choice([0.0, 1.0, 10.0]) * rng.random() for _ in range(pp)]
         synced = max(end + wait for end, wait in zip(ends, sync, strict=True))
-        assert pipeline_bound(*times, np.asarray([sync]))[0] <= synced * (1 + 1e-12), (
+        assert pipeline_bound(*times, np.asarray([sync]), group, extra)[0] <= synced * (1 + 1e-12), (
             pp,
             vpp,
             microbatches,

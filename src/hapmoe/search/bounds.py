@@ -12,17 +12,24 @@ its first microbatch, chunk 0 of the stages before it, and the same way back:
 
     Bv_j = sum_{i<j} (f_i0 + b_i0 + 2 s_i) + M (f_j + b_j)
 
+and after the forwards of its warm-up it waits for the first backward, which comes when a microbatch has passed all
+chunks and, of the last, the stages behind: with F the forwards that come before, z the wrap and L the last chunk
+
+    Bw_j = sum f + v sum s + (v-1) z + sum_{i>j} b_iL + sum_{i>=j} s_i + M (f_j + b_j) - F + sum_{i<j} (b_i0 + s_i)
+
 Array legend: K options, G grid points, P pools, X candidates, J stages, V virtual stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hapmoe.options import FloatArray, IntArray, StageTable
+from hapmoe.schedule import microbatch_groups, warmup_microbatches
 from hapmoe.search.problem import Problem
 from hapmoe.search.space import may_interleave
 
@@ -30,6 +37,7 @@ __all__ = [
     "EPS",
     "blocked_s",
     "count_bounds",
+    "early_forwards",
     "head_s",
     "heavy_class",
     "optimizer_s",
@@ -50,10 +58,13 @@ def pipeline_bound(
     send_J: FloatArray,
     microbatches: int,
     sync_XJ: FloatArray | None = None,
+    group: int = 0,
+    extra: int = 0,
 ) -> FloatArray:
     """[X] lower bound on the end of all stages' gradient reductions, splits known.
 
-    ``send_J``: per boundary, at least pp-1 entries. ``sync_XJ``: seconds behind each stage's last backward.
+    ``send_J``: per boundary, with virtual stages the wrap last; ``group``, ``extra``: as ``interleaved_ends`` has
+    them, 0 stands for a group of pp. ``sync_XJ``: seconds behind each stage's last backward.
     """
     pp, vpp = forward_XJV.shape[1:]
     forward, backward = forward_XJV.sum(axis=2), backward_XJV.sum(axis=2)
@@ -68,7 +79,12 @@ def pipeline_bound(
     behind = np.cumsum(back, axis=1) - back
     drain = np.maximum.accumulate(sync - behind, axis=1) + behind
     if vpp > 1:
-        interleaved: FloatArray = (busy + drain).max(axis=1)
+        early_JV = early_forwards(pp, vpp, microbatches, group or pp, extra)
+        last = backward_XJV[:, :, -1] + send
+        trip = forward.sum(axis=1, keepdims=True) + vpp * send.sum() + (vpp - 1) * send_J[-1]
+        trip = trip + last.sum(axis=1, keepdims=True) - np.cumsum(last, axis=1) + send
+        trip = trip + (forward_XJV * (microbatches - early_JV)).sum(axis=2) + microbatches * backward
+        interleaved: FloatArray = (np.maximum(busy, trip) + drain).max(axis=1)
         return interleaved
     left = np.concatenate([[0.0], send[:-1]])
     ahead = pp - 1 - np.arange(pp)
@@ -77,6 +93,16 @@ def pipeline_bound(
     trip = work.sum(axis=1)[:, None] + 2.0 * send.sum() - behind
     trip = trip + (microbatches - 1) * (work + send + left) - np.minimum(ahead, microbatches - 1) * forward
     return np.asarray((np.maximum(busy, trip) + drain).max(axis=1))
+
+
+@lru_cache(maxsize=1024)
+def early_forwards(pp: int, vpp: int, microbatches: int, group: int, extra: int) -> IntArray:
+    """[J, V] forwards of each chunk before a stage's first backward, of all microbatches."""
+    total = microbatches * vpp
+    ahead = [min(warmup_microbatches(pp, stage, vpp, total, group, extra) + 1, total) for stage in range(pp)]
+    until = min(microbatches, (ahead[0] // (group * vpp) + 1) * group)
+    chunk = np.asarray([chunk for _, chunk in microbatch_groups(until, vpp, group)])
+    return np.stack([np.bincount(chunk[:many], minlength=vpp) for many in ahead])
 
 
 def blocked_s(

@@ -203,7 +203,6 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
     """
     layers = problem.job.model.num_layers
     count, width = len(settings), max(setting.pp for setting in settings)
-    vpp = settings[0].vpp
     pp_G = np.asarray([s.pp for s in settings])
     position = np.arange(width)
     real_GJ = position < pp_G[:, None]
@@ -230,15 +229,10 @@ def prune(problem: Problem, settings: Sequence[Setting], entries: Entries, below
         whole_G = np.where(real_GJ, least_work, 0.0).sum(axis=1) + 2.0 * send_GJ.sum(axis=1)
         busy = prefix_GJ[at] + microbatches_G[g] * entries.work_E + held_GJ[at]
         trip = whole_G[g] - least_work[at] + entries.work_E
-        trip = np.where(
-            flat_G[g],
-            trip
-            + (microbatches_G[g] - 1) * (entries.work_E + send_GJ[at] + left_GJ[at])
-            - np.minimum(ahead_GJ[at], microbatches_G[g] - 1) * entries.forward_EV[:, 0],
-            trip,
-        )
-        if vpp > 1:
-            trip = np.zeros_like(trip)
+        again = microbatches_G[g] - 1
+        trip = trip + again * (entries.backward_EV[:, 0] + send_GJ[at] + left_GJ[at])
+        trip = trip + (again - np.minimum(ahead_GJ[at], again)) * entries.forward_EV[:, 0]
+        trip = np.where(flat_G[g], trip, 0.0)
         bound_E = np.maximum(busy, trip) + optimizer_G[g]
         low, high = np.full((count, width), 10**9), np.zeros((count, width), np.int64)
         alive = (bound_E <= below * (1 + EPS)) & ~dead_G[g]

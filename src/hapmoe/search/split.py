@@ -132,7 +132,7 @@ def _list_splits(
             used=layers - left[row, column],
             lead=partial.lead[row] + floors.there[index][column],
             drain=np.maximum(partial.drain[row], stage.sync_E[column]) + back,
-            work=partial.work[row] + stage.work_E[column],
+            round=partial.round[row] + floors.round[index][column],
             turned=np.maximum(partial.turned[row], floors.turn[index][column]),
         )
     return chosen, complete
@@ -148,7 +148,7 @@ class _Partial:
     """Seconds until the next stage has its first microbatch."""
     drain: FloatArray
     """Seconds from the end of the next stage's last backward pass to that of all gradient reductions."""
-    work: FloatArray
+    round: FloatArray
     turned: FloatArray
 
     @classmethod
@@ -169,10 +169,9 @@ def _extended(
     bound = np.maximum(lead + floors.busy[index] + drain, behind + floors.own_JN[index + 1, rest])
     bound = np.maximum(bound, behind + floors.back[index] + drain + floors.busy_JN[index + 1, rest])
     least = floors.sum_JN[index + 1, rest]
-    if setting.flat:
-        whole = partial.work[:, None] + stage.work_E + least + floors.trips_s
-        turn = np.maximum(partial.turned[:, None], floors.turn[index])
-        bound = np.maximum(bound, whole + np.maximum(turn, floors.turn_JN[index + 1, rest]))
+    whole = partial.round[:, None] + floors.round[index] + least + floors.trips_s
+    turn = np.maximum(partial.turned[:, None], floors.turn[index])
+    bound = np.maximum(bound, whole + np.maximum(turn, floors.turn_JN[index + 1, rest]))
     return np.where((left >= 0) & np.isfinite(least), bound, np.inf), left
 
 
@@ -233,7 +232,8 @@ def _climb(problem: Problem, setting: Setting, stages: Sequence[Entries], best: 
 
 def _bound(setting: Setting, candidates: _Candidates) -> FloatArray:
     c = candidates
-    end = pipeline_bound(c.forward_XJV, c.backward_XJV, setting.send_J, setting.microbatches, c.sync_XJ)
+    times = c.forward_XJV, c.backward_XJV, setting.send_J, setting.microbatches, c.sync_XJ
+    end = pipeline_bound(*times, setting.group, setting.extra)
     bound: FloatArray = end + c.optimizer_XJ.max(axis=1)
     return bound
 
@@ -382,7 +382,8 @@ def best_equal(problem: Problem, settings: Sequence[Setting], below: float) -> t
         mine = slice(int(begin[g]), int(begin[g]) + setting.pp)
         pick = [values[mine][:, usable].swapaxes(0, 1) for values in (forward, backward, sync, optimizer)]
         after = pick[3].max(axis=1)
-        bound = pipeline_bound(pick[0], pick[1], setting.send_J, setting.microbatches) + pick[2][:, 0] + after
+        times = pick[0], pick[1], setting.send_J, setting.microbatches
+        bound = pipeline_bound(*times, group=setting.group, extra=setting.extra) + pick[2][:, 0] + after
         for x in np.argsort(bound, kind="stable").tolist():
             if bound[x] >= below:
                 break
