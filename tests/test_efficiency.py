@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
-from shapes_of import DEEPSEEK_V3, MIXTRAL_8X7B, job_of, options_of, pool_of
+from shapes_of import DEEPSEEK_V3, LLAMA2_7B, MIXTRAL_8X7B, job_of, options_of, pool_of
 
 from hapmoe.catalog import find_device, load_catalog
 from hapmoe.efficiency import attention_seconds, efficiency_of, gemm_seconds
+from hapmoe.job import JobSpec
 from hapmoe.pricing import explain, price
 
 
@@ -100,3 +102,17 @@ def test_explain_adds_up_to_the_price() -> None:
     assert sum(line.forward_s for line in lines) == pytest.approx(float(table.forward_CK[0, 0]), rel=1e-9)
     assert sum(line.backward_s for line in lines) == pytest.approx(float(table.backward_CK[0, 0]), rel=1e-9)
     assert {line.bound for line in lines} <= {"compute", "memory", "network", "latency", "host"}
+
+
+def test_an_expert_run_by_itself_is_a_plain_gemm() -> None:
+    """One expert a rank and no grouped kernel: the projection of a dense MLP over as many tokens (experts.py)."""
+
+    def first_projection_s(job: JobSpec, name: str, **degrees: int) -> float:
+        lines = explain(job, pool_of("h100-80g-sxm"), options_of(**degrees))
+        return next(line.forward_s for line in lines if line.name == name)
+
+    dense = msgspec.structs.replace(LLAMA2_7B, ffn_hidden=14336)
+    plain = first_projection_s(job_of(dense, seq_len=8192), "fc1")  # top 2 of 4096 tokens
+    alone = first_projection_s(job_of(MIXTRAL_8X7B, grouped_gemm=False), "expert_fc1", ep=8, dp=8)
+    assert alone == pytest.approx(plain, rel=1e-9)
+    assert first_projection_s(job_of(MIXTRAL_8X7B), "expert_fc1", ep=8, dp=8) > plain

@@ -206,3 +206,18 @@ def test_parameters_per_rank_are_those_of_megatron_core() -> None:
         dense_K, expert_K = layer_params(job, options, LayerClass(moe=moe, window=False))
         ours = dense_K + expert_K + embedding_params(job, options) + head_params(job, options)
         assert ours.tolist() == [count], (tp, ep, etp, moe, mla, groups)
+
+
+def test_attention_without_a_fused_kernel_does_twice_its_products_backward() -> None:
+    """Against autograd: four products where forward has two; a fused kernel computes the scores once more."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    q, k, v = (torch.randn(2, 64, 16, requires_grad=True) for _ in range(3))
+    with FlopCounterMode(display=False) as forward:
+        out = torch.softmax(q @ k.transpose(1, 2), dim=-1) @ v
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    shapes = Shapes.of(job_of(LLAMA2_7B, flash_attention=False), options_of())
+    core = next(op for op in layer_ops(shapes, LayerClass(moe=False, window=False)) if op.name == "core_attention")
+    assert core.backward == backward.get_total_flops() / forward.get_total_flops()
