@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -64,9 +65,14 @@ def predict(row: dict[str, Any]) -> tuple[float, float]:
     return memory_of(evaluate(case.job, case.cluster, case.plan), whole, stage), value
 
 
+def of_memory(row: dict[str, Any]) -> bool:
+    """Is it a memory row? "nvshmem" in a name does not make it one."""
+    return "which" in row or re.search(r"\bmem", row["id"]) is not None
+
+
 def stated_memory(row: dict[str, Any]) -> tuple[float, bool, str] | None:
     """(bytes, does it include workspace, which stage) of a memory row; None for a throughput row."""
-    if "which" not in row and not row["id"].count("mem"):
+    if not of_memory(row):
         return None
     if row.get("use") == "not for peak error":
         raise Skip("the row says it is not for peak error")
@@ -107,7 +113,7 @@ def outcomes(rows: list[dict[str, Any]]) -> dict[str, int]:
     """Of memory rows: how many ran out of memory and were called so, how many ran and were not."""
     counts = {"oom": 0, "oom_called": 0, "ran": 0, "ran_called_oom": 0}
     for row in rows:
-        if "which" not in row and not row["id"].count("mem"):
+        if not of_memory(row):
             continue
         try:
             called = called_out_of_memory(row)
