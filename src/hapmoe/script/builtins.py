@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["BUILTINS"]
 
 _SLURM_PROGRAMS = frozenset(("srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel"))
-_SHOPTS = frozenset(("extglob", "nullglob", "failglob", "nocasematch", "lastpipe", "expand_aliases"))
-_LONG_OPTIONS = {"E": "errtrace", "e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport"}
+_SHOPTS = frozenset(("extglob", "inherit_errexit", "nullglob", "failglob", "nocasematch", "lastpipe", "expand_aliases"))
+_LONG_OPTIONS = {"E": "errtrace", "e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport", "n": "noexec"}
 
 
 def _ok(shell: Shell, args: Args) -> None:
@@ -152,6 +152,8 @@ def _set(shell: Shell, args: Args) -> None:
             break
     shell.state.options = frozenset(options)
     shell.state.status = 0
+    if "noexec" in options:  # what follows is only read
+        raise Control("exit")
     if positional is not None:
         set_positionals(
             shell, [word if isinstance(word, Text) else Text(word.source, shell.where()) for word in positional]

@@ -262,13 +262,22 @@ class Shell:
             if file is not None:
                 self.print(self.read_file(text_of(self, file.target).text))
             else:
-                self.nested(lambda: self.subshell(lambda: self.program(body)))
+                self.nested(lambda: self.subshell(lambda: self._captured(body, lenient=strip)))
             text = self.state.out
             self.captures += 1
         finally:
             self.state.out, self.substitution, self.current_line, self.conditions = out, outer_source, line, conditions
             self.merged, self.captured = merged, captured
         return text.rstrip("\n") if strip else text
+
+    def _captured(self, body: Program, *, lenient: bool) -> None:
+        """``lenient``: a command substitution, which drops ``set -e`` unless told otherwise; ``<( )`` keeps it, also
+        where a condition around it suspends it."""
+        if not lenient:
+            self.conditions = 0
+        elif not self.state.options & {"inherit_errexit", "posix"}:
+            self.state.options -= {"errexit"}
+        self.program(body)
 
     def print(self, text: str | None, *, what: str = "") -> None:
         """Add to standard output; None where a run would tell."""
