@@ -22,7 +22,7 @@ from .control import Control, Pending, bounded, branch
 from .launched import Around
 from .loops import c_for, for_in, while_
 from .parse import Parser
-from .redirects import keep_redirects, with_redirects
+from .redirects import keep_redirects, only_a_file, with_redirects
 from .state import State, Var, World
 from .syntax import (
     AndOr,
@@ -41,7 +41,6 @@ from .syntax import (
     Node,
     Pipeline,
     Program,
-    Redirect,
     Redirected,
     Simple,
     Subshell,
@@ -258,7 +257,7 @@ class Shell:
         merged, self.merged = self.merged, False
         line, conditions, captured = self.current_line, self.conditions, self.captured
         try:
-            file = _only_a_file(body)
+            file = only_a_file(body)
             if file is not None:
                 self.print(self.read_file(text_of(self, file.target).text))
             else:
@@ -306,17 +305,6 @@ class Shell:
             yes()
         else:
             no()
-
-
-def _only_a_file(body: Program) -> Redirect | None:
-    """The redirection of ``$(< file)``, which stands for the file's text."""
-    node = body[0].node if len(body) == 1 else None
-    if isinstance(node, Pipeline) and len(node.commands) == 1 and not node.negated:
-        node = node.commands[0]
-    if isinstance(node, Simple) and not node.words and not node.assigns and len(node.redirects) == 1:
-        redirect = node.redirects[0]
-        return redirect if redirect.op == "<" and redirect.fd in (None, 0) else None
-    return None
 
 
 def _pipeline(shell: Shell, node: Pipeline) -> None:

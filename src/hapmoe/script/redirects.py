@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .syntax import Redirect
+from .syntax import Pipeline, Program, Redirect, Simple
 from .words import text_of
 
 if TYPE_CHECKING:
     from .interpret import Shell
 
-__all__ = ["keep_redirects", "with_redirects"]
+__all__ = ["keep_redirects", "only_a_file", "with_redirects"]
 
 
 def with_redirects(shell: Shell, redirects: tuple[Redirect, ...], run: Callable[[], None]) -> None:
@@ -122,3 +122,14 @@ def _input(shell: Shell, name: str) -> str | None:
     elif name and text is None and name.startswith("/"):
         return None
     return text
+
+
+def only_a_file(body: Program) -> Redirect | None:
+    """The redirection of ``$(< file)``, which stands for the file's text."""
+    node = body[0].node if len(body) == 1 else None
+    if isinstance(node, Pipeline) and len(node.commands) == 1 and not node.negated:
+        node = node.commands[0]
+    if isinstance(node, Simple) and not node.words and not node.assigns and len(node.redirects) == 1:
+        redirect = node.redirects[0]
+        return redirect if redirect.op == "<" and redirect.fd in (None, 0) else None
+    return None
