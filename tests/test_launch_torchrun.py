@@ -226,6 +226,14 @@ def test_device_names_match_at_word_ends(tmp_path: Path, sandbox: Sandbox) -> No
     assert sandbox.run(launch, "entry.py", RANK="0", WORLD_SIZE="1", STAND_IN_DEVICE="h200").code == 2
 
 
+def test_a_plan_that_was_not_copied_whole_is_one_line(tmp_path: Path, sandbox: Sandbox) -> None:
+    launch = made(tmp_path, b.job(), MIXED, PLAN)
+    (launch / "plan.json").write_text((launch / "plan.json").read_text()[:300])
+    cut = sandbox.run(launch, "entry.py", RANK="0", WORLD_SIZE="12", STAND_IN_DEVICE="a100")
+    assert cut.code == 2 and len(cut.stderr.splitlines()) == 1
+    assert cut.stderr.startswith("hapmoe entry: plan.json cannot be read (")
+
+
 def test_mixed_vendors_get_files_that_stop_with_the_reason(tmp_path: Path, sandbox: Sandbox) -> None:
     cluster = b.cluster(b.pool("h800"), b.pool("ascend"), links=(("h800", "ascend"),))
     launch = made(tmp_path, b.job(), cluster, b.plan((4, 4), pools=("h800", "ascend"), dp=8, ep=4))

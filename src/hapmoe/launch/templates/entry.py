@@ -34,6 +34,17 @@ def stop(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def read_json(name: str) -> dict[str, Any]:
+    """A file beside this one, whole and as it was written."""
+    try:
+        found = json.loads((HERE / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        stop(f"{name} cannot be read ({error}): copy the folder again")
+    if not isinstance(found, dict):
+        stop(f"{name} is not what was written: copy the folder again")
+    return found
+
+
 def number(names: tuple[str, ...], default: int | None = None) -> int:
     """The first of these variables that is set; what torchrun sets comes first."""
     for name in names:
@@ -108,7 +119,7 @@ def attach_runtime(plan: dict[str, Any], rank: int) -> None:
     """hapmoe_runtime, where the launcher put it, joins stages that have degrees of their own."""
     if not (HERE / "runtime.json").is_file():
         return
-    told = json.loads((HERE / "runtime.json").read_text(encoding="utf-8"))
+    told = read_json("runtime.json")
     sys.path.insert(0, str(HERE))
     runtime = importlib.import_module("hapmoe_runtime")
     try:
@@ -120,7 +131,7 @@ def attach_runtime(plan: dict[str, Any], rank: int) -> None:
 
 
 def main() -> None:
-    plan = json.loads((HERE / "plan.json").read_text(encoding="utf-8"))
+    plan = read_json("plan.json")
     rank, world_size = number(RANK), number(WORLD_SIZE)
     local_rank = number(LOCAL_RANK, default=0)
     index, stage = stage_of(plan, rank, world_size)
