@@ -350,7 +350,7 @@ def _child(shell: Shell, text: str, label: str, line: int, zero: str, args: list
         state = shell.state
         state.scopes = [exported]
         state.functions = {}
-        state.options = frozenset()
+        state.options = step.options
         state.zero = zero
         state.status = 0
         set_positionals(shell, args)

@@ -88,6 +88,8 @@ class Inside:
     env: tuple[tuple[str, Text], ...] = ()
     code: Text | None = None
     batch: bool = False
+    options: frozenset[str] = frozenset()
+    """What a shell is started with, as ``set -o`` names it: ``bash -e``."""
 
 
 def training_score(entry: str, argv: tuple[Text, ...]) -> int:

@@ -324,28 +324,41 @@ def _wrapper(name: str, verb: str, tail: list[Text], parsed: Parsed, around: Aro
     return Inside("words", tuple(tail), around, tuple(env))
 
 
+_SET = {"e": "errexit", "u": "nounset", "f": "noglob", "a": "allexport", "E": "errtrace", "n": "noexec"}
+
+
 def _shell(words: list[Text], around: Around) -> Inside:
+    """``bash -euo pipefail -c code zero args``, ``bash -x script args``, ``bash -s args < code``."""
+    letters = ""
+    options: set[str] = set()
     pos = 1
     while pos < len(words):
         text = words[pos].text
-        if text in ("-o", "+o", "-O", "--rcfile", "--init-file"):
+        if text == "--":
+            pos += 1
+            break
+        if text in ("--rcfile", "--init-file"):
             pos += 2
-        elif re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", text):
-            if pos + 1 >= len(words):
-                return Inside("none", (), around)
-            following = words[pos + 1 :]
-            if following[0].text == "--":
-                following = following[1:]
-            return Inside("code", tuple(following[1:]), around, code=following[0])
-        elif text == "-s":
-            return Inside("stdin", tuple(words[pos + 1 :]), around)
-        elif text == "--":
+            continue
+        if re.fullmatch(r"--[a-z-]+", text):
             pos += 1
+            continue
+        if not re.fullmatch(r"[-+][a-zA-Z]+", text):
             break
-        elif re.fullmatch(r"[-+][a-zA-Z]+|--[a-z-]+", text):
-            pos += 1
-        else:
-            break
-    if pos >= len(words):
-        return Inside("stdin", (), around)
-    return Inside("script", tuple(words[pos:]), around)
+        pos += 1
+        for letter in text[1:]:
+            name = _SET.get(letter, "")
+            if letter in "oO" and pos < len(words):
+                name = words[pos].text
+                pos += 1
+            if name:
+                (options.add if text[0] == "-" else options.discard)(name)
+            letters += letter
+    rest, chosen = tuple(words[pos:]), frozenset(options)
+    if "c" in letters:
+        if not rest:
+            return Inside("none", (), around)
+        return Inside("code", rest[1:], around, code=rest[0], options=chosen)
+    if "s" in letters or not rest:
+        return Inside("stdin", rest, around, options=chosen)
+    return Inside("script", rest, around, options=chosen)
