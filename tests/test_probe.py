@@ -214,10 +214,11 @@ def test_groups_by_the_names_of_any_version(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 ALONE = """
+import types
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from hapmoe.probe.patches import Patches
-from hapmoe.probe.received import install
+from hapmoe.probe.received import install, training
 def got(dtype=torch.float32):
     tensors = [torch.full((1000,), float("nan") if dtype.is_floating_point else 7, dtype=dtype) for _ in range(3)]
     tensors[0].requires_grad_(dtype.is_floating_point)  # as Megatron's buffers
@@ -232,6 +233,11 @@ dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
 for dtype in (torch.float32, torch.bfloat16):
     assert all(0.015 < one.float().std() < 0.025 for one in got(dtype))
 assert all((one == 7).all() for one in got(torch.int64))
+asked = types.SimpleNamespace()
+module = types.SimpleNamespace(get_args=lambda: asked)
+module.build_train_valid_test_data_loaders = lambda provider: asked.do_train
+training(patches)(module)
+assert module.build_train_valid_test_data_loaders(None) is True
 patches.remove()
 assert all(one.isnan().all() for one in got())
 """

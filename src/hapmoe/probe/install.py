@@ -10,9 +10,9 @@ import time
 from types import ModuleType
 from typing import Any
 
+from . import received
 from .imports import before_import, when_imported
 from .patches import Patches
-from .received import install as receive_noise
 from .steps import Steps
 from .writer import Writer
 
@@ -63,7 +63,8 @@ class _Probe:
 
     def arrange(self) -> None:
         self.steps.collectives.install(self.patches)
-        receive_noise(self.patches)
+        received.install(self.patches)
+        when_imported("megatron.training.training", received.training(self.patches))
         when_imported("megatron.core.pipeline_parallel.schedules", self._schedules)
         when_imported("megatron.core.transformer.moe.router", self._router)
         for name in _OPTIMIZERS:
