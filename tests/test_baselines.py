@@ -275,21 +275,22 @@ def test_compare_command() -> None:
     assert "alpa" in text and "equal layers on all stages" in text and "What matters most here" in text
 
 
-def test_reasons_name_the_miss_the_rule_and_the_help() -> None:
-    """6 experts on 4 devices: 4 of them could share the experts, but 6 do not divide by 4."""
+@pytest.mark.parametrize("pools", [1, 2])
+def test_reasons_name_the_miss_the_rule_and_the_help(pools: int) -> None:
+    """6 experts on 4 devices: 4 of them could share the experts, but 6 do not divide by 4. A stage on each pool."""
     job = big(builders.job(moe=6))
     moe = msgspec.structs.replace(job.model.moe, ffn_hidden=16383 * 3)  # odd: etp 2 and 4 do not divide it
     job = builders.with_training(builders.with_model(job, moe=moe), distributed_optimizer=False)
-    cluster = builders.cluster(builders.pool(nodes=1, devices_per_node=4, memory_reserve_bytes=0))
-    (pool,) = cluster.pools
+    one = builders.pool(nodes=1, devices_per_node=4, memory_reserve_bytes=0)
+    alike = [msgspec.structs.replace(one, name=f"pool{number}") for number in range(pools)]
 
     def with_memory(share: float) -> Cluster:
-        kept = int(pool.device.memory_bytes * (1 - share))
-        return builders.cluster(msgspec.structs.replace(pool, memory_reserve_bytes=kept))
+        kept = int(one.device.memory_bytes * (1 - share))
+        return builders.cluster(*(msgspec.structs.replace(pool, memory_reserve_bytes=kept) for pool in alike))
 
     seen: set[str] = set()
     for share in np.linspace(0.1, 1.0, 10):
-        found = search(job, with_memory(float(share)), settings=("pp=1",))
+        found = search(job, with_memory(float(share)), settings=(f"pp={pools}",))
         if found.report is not None and found.plan is None:
             reasons = found.report.reasons
             assert "lacks" in reasons[0]

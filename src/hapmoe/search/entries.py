@@ -67,7 +67,7 @@ def price_rows(
     option_G = np.asarray([s.option for s in settings], np.int64)
     flights_XQV = _flights(settings, width)[point_X, stage_X]
     slots = Slots(start_XV, count_XV, flights_XQV, stage_X == 0, stage_X == last_G[point_X])
-    column_X = pool_GJ[point_X, stage_X] * len(problem.space.options) + option_G[point_X]
+    column_X = problem.column(pool_GJ[point_X, stage_X], option_G[point_X])
     return stage_costs(
         problem.job, problem.whole, column_X, slots, problem.prefix_CN, allowed=problem.allowed, every=every
     )

@@ -65,8 +65,7 @@ def _earlier(problem: Problem) -> NDArray[np.bool_]:
 
 def _columns(problem: Problem, option_G: IntArray) -> IntArray:
     """[G, P] column of every pool in ``problem.whole``."""
-    columns: IntArray = option_G[:, None] + np.arange(len(problem.tables)) * len(problem.space.options)
-    return columns
+    return problem.column(np.arange(len(problem.tables)), option_G[:, None])
 
 
 @dataclass(frozen=True, slots=True)

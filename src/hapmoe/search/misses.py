@@ -155,7 +155,7 @@ def _memory(problem: Problem, points: Sequence[_Point]) -> list[FloatArray]:
             rows.append(np.concatenate([start[None], count[None], alike]))
     start, count, pool_X, k_X, held_X, first, last = np.concatenate(rows, axis=1)
     slots = Slots(start[:, None], count[:, None], held_X[:, None, None], first == 1, last == 1)
-    column = pool_X * len(problem.space.options) + k_X
+    column = problem.column(pool_X, k_X)
     costs = stage_costs(problem.job, problem.whole, column, slots, problem.prefix_CN, allowed=problem.allowed)
     over = np.full(len(start), -np.inf)
     # a row may have several recomputations that fit

@@ -48,6 +48,10 @@ class Problem:
         """The tables of all pools as one, see ``side_by_side``."""
         return side_by_side(self.tables)
 
+    def column(self, pool: IntArray, option: IntArray) -> IntArray:
+        """Where in ``whole`` an option stands on a pool."""
+        return pool * len(self.tables[0].options) + option
+
     @property
     def microbatches_K(self) -> IntArray:
         options = self.space.options
