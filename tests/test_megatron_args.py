@@ -72,7 +72,7 @@ def test_query_groups_without_the_switch_are_ignored_and_said() -> None:
 def test_last_occurrence_counts_in_every_spelling() -> None:
     got = read("--num-layers=12 --hidden-size 2048 --num_layers 16")
     assert (got.model.num_layers, got.model.hidden) == (16, 2048)
-    assert got.origin["model.num_layers"] == "t.sh:15"
+    assert got.origin["model.num_layers"] == "t.sh:14"  # the word "0,127"
     assert any("given more than once" in note for note in got.notes)
 
 
@@ -133,6 +133,8 @@ def test_layers_that_do_nothing() -> None:
     assert words["--noop-layers"] == words["0,127"] == "plan"
     assert "128" not in words
     assert any("2 of 128 layers do nothing" in note for note in job.notes)
+    assert any("--noop-layers is of a fork" in note for note in job.notes)
+    assert job.origin["present.layout"] == "t.sh:14"  # the word "0,127"
 
     job = read("--noop-layers 7 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2")
     assert (job.present.layout, job.present.vpp) == ("Et*2|t*2|t*2|t*1L", 2)

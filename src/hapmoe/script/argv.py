@@ -167,7 +167,8 @@ def _odd(occurrence: Occurrence) -> list[str]:
     elif name in MAIN_LACKS:
         notes.append(f"{where}: {name} is of an older release; Megatron main does not know it")
     elif flag and name not in ARITY and name == spelling:
-        notes.append(f"{where}: {name} is a fork's name for {flag.names[0]}; Megatron does not know it")
+        of = "of a fork" if name == flag.names[0] else f"a fork's name for {flag.names[0]}"
+        notes.append(f"{where}: {name} is {of}; Megatron does not know it")
     if spelling != name:
         notes.append(f"{where}: {name} is read as {spelling}; Megatron itself knows only the latter")
     if flag and flag.arity == 0 and occurrence.values:

@@ -133,6 +133,7 @@ def _present(reading: Reading, model: ModelSpec, allocation: Allocation) -> Pres
     elif per_rank is None and per_chunk:
         per_rank = max(1, (model.num_layers + len(noops) + embedding + loss) // pp // per_chunk)
     if noops:
+        reading.word("noop_layers", "present.layout")
         layout = noop_layout(reading, noops, pp, per_rank or 1, model.mtp_layers)
     sequence = reading.switch("sequence_parallel", "present.sequence_parallel")
     if sequence and tp == 1:
