@@ -72,7 +72,7 @@ def test_query_groups_without_the_switch_are_ignored_and_said() -> None:
 def test_last_occurrence_counts_in_every_spelling() -> None:
     got = read("--num-layers=12 --hidden-size 2048 --num_layers 16")
     assert (got.model.num_layers, got.model.hidden) == (16, 2048)
-    assert got.origin["model.num_layers"] == "t.sh:14"  # the word "0,127"
+    assert got.origin["model.num_layers"] == "t.sh:15"
     assert any("given more than once" in note for note in got.notes)
 
 
