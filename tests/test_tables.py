@@ -243,6 +243,13 @@ def test_tables_on_the_command_line(tmp_path: Path) -> None:
     assert run("tables", "verify", both) == 1
 
 
+def test_routing_is_not_lent(tmp_path: Path) -> None:
+    tables.save(tmp_path, Table(kind="routing", device="", runs=(RUN,), rows=()))
+    ended = hapmoe("tables", "lend", tmp_path, "--from", "a100", "--to", "t4-16g", "--reason", "a test")
+    assert ended.returncode == 2
+    assert "routing is of no device" in ended.stderr
+
+
 def test_a_prediction_from_tables_says_so(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     size = {

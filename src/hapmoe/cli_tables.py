@@ -161,8 +161,9 @@ def lend(folder: str, lender: str, borrower: str, kind: str | None, reason: str)
         if lender in (table.device, table.device_kind) and kind in (None, table.kind)
     ]
     if not chosen:
-        there = ", ".join(sorted({table.device_kind or table.device for table in load(folder)}))
-        raise InputError(f"no tables of {lender!r}", where=folder, hint=f"there are some of {there}")
+        there = ", ".join(sorted({table.device_kind or table.device for table in load(folder)} - {""}))
+        hint = f"there are some of {there}" if there else "routing is of no device; profile one first"
+        raise InputError(f"no tables of {lender!r}", where=folder, hint=hint)
     save(folder, *chosen)
     click.echo(f"{len(chosen)} tables of {lender} stand in for {borrower}")
     return 0
