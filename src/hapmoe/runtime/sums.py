@@ -34,11 +34,14 @@ def finalize(original: Callable[..., None], layout: Layout) -> Callable[..., Non
 
 
 def _add_stages(layout: Layout, values: Any) -> None:
-    """One rank of each stage contributes its layers; the others hold the same."""
+    """The layers of all stages, each the mean of its stage's ranks.
+
+    From core 0.14 on Megatron has averaged over them already, so that all hold the same; before, each data-parallel
+    rank has the value of its own sequences only (router.py, ``save_to_aux_losses_tracker`` without ``avg_group``).
+    """
     import torch.distributed as dist
 
-    if layout.local:
-        values.zero_()
+    values /= layout.mine.size
     dist.all_reduce(values)
 
 
