@@ -36,8 +36,9 @@ TRIALS = (1.1, 1.25, 1.5, 2.0, 4.0, 16.0, np.inf)
 TRIED, SAME = 8, 2
 """Grid points that are tried at once, without and then with virtual stages, and how many of them may
 have one option."""
-BOUNDED, BOUNDED_BESIDE = 96, 2048
-"""Grid points of which these are chosen: of few options, and of all that are like the best plan's."""
+BOUNDED, BOUNDED_BESIDE, TRIED_BESIDE = 96, 8192, 24
+"""Grid points of which these are chosen: of few options, and of all that are like the best plan's; and how many of the
+latter are tried, one of each option."""
 WIDE = 100_000
 """Grid points of a space from which on options like the best plan's are worth a look of their own."""
 AWAY = 2
@@ -130,7 +131,7 @@ def _beside(problem: Problem, state: State, seen: set[tuple[int, ...]]) -> None:
     option_K = np.flatnonzero((away > 0) & (away <= AWAY))
     option, stages = _nested(problem, option_K)
     points, floor = expand_orders(problem, option, stages, np.zeros(len(option)), state.best)
-    _solve_some(problem, state, points, floor, seen, most=BOUNDED_BESIDE)
+    _solve_some(problem, state, points, floor, seen, same=1, most=BOUNDED_BESIDE, tried=TRIED_BESIDE)
 
 
 def _nested(problem: Problem, option_K: IntArray) -> tuple[IntArray, IntArray]:
@@ -157,6 +158,7 @@ def _solve_some(
     seen: set[tuple[int, ...]],
     same: int = SAME,
     most: int = BOUNDED,
+    tried: int = TRIED,
 ) -> None:
     """Try the grid points with the lowest bounds below the best step that were not seen, a few of each option."""
     for flat in (True, False):
@@ -168,7 +170,7 @@ def _solve_some(
         taken: Counter[int] = Counter()
         chosen: list[int] = []
         for g in np.argsort(bound, kind="stable").tolist():
-            if bound[g] >= state.best or len(chosen) == TRIED:
+            if bound[g] >= state.best or len(chosen) == tried:
                 break
             k = int(some.option_G[g])
             if taken[k] < same:
