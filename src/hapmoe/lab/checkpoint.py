@@ -20,7 +20,7 @@ def _metadata(args: argparse.Namespace) -> dict[str, Any]:
     metadata: dict[str, Any] = {"chained_optim_avoid_prefix": True}
     if args.use_distributed_optimizer:  # the default may change dp only
         kinds = ("fully_sharded_model_space", "fully_sharded_bucket_space")
-        if (package_info.MAJOR, package_info.MINOR) >= (0, 14):
+        if (package_info.MAJOR, package_info.MINOR) >= (0, 15):
             kinds = ("fully_reshardable", "dp_reshardable")
         metadata["distrib_optim_sharding_type"] = kinds[0 if args.dist_ckpt_optim_fully_reshardable else 1]
     return metadata
@@ -46,11 +46,19 @@ def _state(args: argparse.Namespace, chunks: list[Any], optimizer: Any, *, loadi
     return state
 
 
+def _old_names() -> None:
+    """Megatron-Core 0.14 asks numpy for ``product`` (dist_checkpointing/validation.py), which numpy 2 has not."""
+    import numpy
+
+    vars(numpy).setdefault("product", numpy.prod)
+
+
 def save(args: argparse.Namespace, chunks: list[Any], optimizer: Any, iteration: int) -> None:
     """Write ``<--save>/iter_<n>`` and the tracker file, as Megatron's training loop does."""
     import torch
     from megatron.core import dist_checkpointing
 
+    _old_names()
     folder = Path(args.save) / f"iter_{iteration:07d}"
     if torch.distributed.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +77,7 @@ def load(args: argparse.Namespace, chunks: list[Any], optimizer: Any) -> int:
     """Iterations that the checkpoint under ``--load`` has done; 0 where there is none, or with ``--finetune``."""
     from megatron.core import dist_checkpointing
 
+    _old_names()
     tracker = Path(args.load) / "latest_checkpointed_iteration.txt"
     if not tracker.exists():
         return 0
