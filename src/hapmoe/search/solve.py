@@ -83,11 +83,29 @@ def solve_points(
             _sample(problem, state, waiting[seen:])
             sampled, pace = first, 1 if state.best < best else 2 * pace
             seen = len(waiting)
-    for point in _lowest_first(state, waiting):
-        if rest is not None:
-            state.bound = min(rest, point.floor)
-        _solve(problem, state, point)
-        pause(state)
+    _solve_all(problem, state, waiting, rest)
+
+
+def _solve_all(problem: Problem, state: State, waiting: list[_Open], rest: float | None) -> None:
+    """Solve what is open, the lowest bound first; what has too many splits to be listed again at the end, where a
+    better plan may leave fewer of them."""
+    unlisted: list[tuple[_Open, float, float]] = []
+    try:
+        for point in _lowest_first(state, waiting):
+            if rest is not None:
+                state.bound = min(rest, point.floor)
+            left = _solve(problem, state, point)
+            if left < np.inf:
+                unlisted.append((point, left, state.best))
+            pause(state)
+        while unlisted:
+            point, left, best = unlisted[-1]
+            left = _solve(problem, state, point) if state.best < best else left
+            state.open_bound = min(state.open_bound, left)
+            unlisted.pop()
+            pause(state)
+    finally:  # also where time is up
+        state.open_bound = min([state.open_bound, *(left for _, left, _ in unlisted)])
 
 
 def _sample(problem: Problem, state: State, waiting: list[_Open]) -> None:
@@ -159,7 +177,8 @@ def solve_group(
     for floor, setting, entries in _priced(problem, state, settings, bound_G, high):
         ready = ready_for(problem, setting, entries, state.best, floor) if floor < state.best else None
         if ready is not None:
-            _solve(problem, state, _Open(setting, ready, ready.floor_s), quick)
+            left = _solve(problem, state, _Open(setting, ready, ready.floor_s), quick)
+            state.open_bound = state.open_bound if quick else min(state.open_bound, left)
         pause(state)
 
 
@@ -178,15 +197,15 @@ def solve_each(
     return found
 
 
-def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) -> None:
+def _solve(problem: Problem, state: State, point: _Open, quick: bool = False) -> float:
+    """Search its splits; what one that could not be listed may take at the least (infinite: all were)."""
     _tighten(point)
     if point.floor >= state.best:
-        return
+        return np.inf
     solution, left_open = best_split(problem, point.setting, point.ready, point.floor, state.best, quick)
-    if not quick:
-        state.open_bound = min(state.open_bound, left_open)
     if solution is not None:
         keep(state, point.setting, solution)
+    return left_open
 
 
 def _priced(
