@@ -157,3 +157,22 @@ def test_equals_brute_force(block: int) -> None:
         seed += 1
     # The draw must not hide the hard cases: some spaces need recomputation, in some nothing fits.
     assert outcomes.get("recomputing", 0) >= 1 and outcomes.get("infeasible", 0) >= 1, outcomes
+
+
+def test_a_listing_that_was_cut_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for few splits: no better than all of them, and the bound not above their best."""
+    statuses = set()
+    for seed in range(12):
+        rng = random.Random(seed)
+        job, cluster = random_job(rng, 8), random_cluster(rng, 8, 2)
+        whole = search(job, cluster, top=1)
+        with monkeypatch.context() as patch:
+            for name, few in (("MOST_ENTRIES", 8), ("BEAM", 1), ("QUICK_BEAM", 1)):
+                patch.setattr(f"hapmoe.search.split.{name}", few)
+            cut = search(job, cluster, top=1)
+        if whole.estimate is None or cut.estimate is None:
+            continue
+        assert cut.estimate.lower_bound_s <= whole.estimate.step_s * (1 + 1e-9) <= cut.estimate.step_s * (1 + 2e-9)
+        assert cut.status == "feasible" or cut.estimate.step_s <= whole.estimate.step_s * (1 + 1e-9)
+        statuses.add(cut.status)
+    assert statuses == {"optimal", "feasible"}, statuses
