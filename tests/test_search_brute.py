@@ -23,6 +23,7 @@ from hapmoe.search.problem import Problem, Setting, settings_of
 from hapmoe.search.reach import point_bounds
 from hapmoe.search.space import may_interleave
 from hapmoe.search.split import best_split, ready_for
+from hapmoe.search.state import TOO_MANY
 
 SPACES, BLOCKS = 300, 10
 MOST_PLANS = 1500
@@ -176,3 +177,14 @@ def test_a_listing_that_was_cut_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         assert cut.status == "feasible" or cut.estimate.step_s <= whole.estimate.step_s * (1 + 1e-9)
         statuses.add(cut.status)
     assert statuses == {"optimal", "feasible"}, statuses
+
+
+def test_nothing_listed_is_not_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no split could be listed, plans may exist: the answer does not say that memory or a rule forbids them."""
+    rng = random.Random(0)
+    job, cluster = random_job(rng, 8), random_cluster(rng, 8, 2)
+    assert search(job, cluster, top=1).plan is not None
+    monkeypatch.setattr("hapmoe.search.solve.best_split", lambda *words, **_: (None, words[3]))
+    found = search(job, cluster, top=1)
+    assert found.plan is None and found.report is not None
+    assert found.report.reasons == (TOO_MANY,)

@@ -26,7 +26,7 @@ from hapmoe.search.problem import Problem, Setting, make_plan, settings_of
 from hapmoe.search.reach import point_bounds
 from hapmoe.search.solve import solve_each, solve_points
 from hapmoe.search.space import count_points
-from hapmoe.search.state import NO_TIME, OutOfTimeError, Progress, State, pause
+from hapmoe.search.state import NO_TIME, TOO_MANY, OutOfTimeError, Progress, State, pause
 
 __all__ = ["Progress", "explore", "search_exact"]
 
@@ -219,7 +219,10 @@ def _result(problem: Problem, state: State, began: float, planner: str, backend:
 
 def _infeasible(problem: Problem, state: State, began: float, cut: bool = False) -> SearchResult:
     wall_s = time.perf_counter() - began  # the search itself; looking for what would help comes after it
-    reasons = (NO_TIME,) if cut else nearest_misses(problem)
+    if cut or np.isfinite(state.open_bound):  # nothing found is not nothing there
+        reasons: tuple[str, ...] = (NO_TIME if cut else TOO_MANY,)
+    else:
+        reasons = nearest_misses(problem)
     report = SearchReport(
         status="infeasible",
         wall_s=wall_s,

@@ -21,7 +21,7 @@ from hapmoe.rules.base import Context
 from hapmoe.search.degrees import search_degrees
 from hapmoe.search.exact import search_exact
 from hapmoe.search.problem import Problem, Setting, make_plan
-from hapmoe.search.state import Progress, State
+from hapmoe.search.state import UNPROVEN, Progress, State
 
 __all__ = ["degrees_may_differ", "own_rules", "search_per_pool"]
 
@@ -107,7 +107,7 @@ def _bound(alike: SearchResult, open_bound: float) -> float:
     """The lowest step that what was not searched to the end could have."""
     if alike.estimate is None:
         reasons = alike.report.reasons if alike.report else ()
-        return 0.0 if any("time limit" in reason for reason in reasons) else open_bound
+        return 0.0 if any(reason in UNPROVEN for reason in reasons) else open_bound
     return min(alike.estimate.lower_bound_s, open_bound)
 
 

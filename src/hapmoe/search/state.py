@@ -12,11 +12,15 @@ import numpy as np
 from hapmoe.search.problem import Problem, Setting
 from hapmoe.search.split import Solution
 
-__all__ = ["NO_TIME", "OutOfTimeError", "Progress", "State", "keep", "pause"]
+__all__ = ["NO_TIME", "TOO_MANY", "UNPROVEN", "OutOfTimeError", "Progress", "State", "keep", "pause"]
 
 
 NO_TIME = "the time limit passed before a plan was found"
 """The reason of a search that was cut with empty hands."""
+TOO_MANY = "no plan was found among the splits that could be listed, and there are more"
+"""The reason where nothing was found but not everything was looked at."""
+UNPROVEN = (NO_TIME, TOO_MANY)
+"""After these a plan may exist."""
 
 Progress = Callable[[int, int, float, float], None]
 """progress(options settled, options, best step, lower bound)."""
