@@ -188,3 +188,17 @@ def test_nothing_listed_is_not_nothing_there(monkeypatch: pytest.MonkeyPatch) ->
     found = search(job, cluster, top=1)
     assert found.plan is None and found.report is not None
     assert found.report.reasons == (TOO_MANY,)
+
+
+def test_as_on_large_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only long pipelines and wide spaces ask for (runs of stages judged together, options like the best plan's)
+    finds the same on spaces that brute force judges."""
+    monkeypatch.setattr("hapmoe.search.reach.CUTS", ((1, 1), (3, 2)))
+    monkeypatch.setattr("hapmoe.search.dive.WIDE", 0)
+    outcomes: dict[str, int] = {}
+    seed = 2_000_000
+    while sum(outcomes.get(name, 0) for name in ("equal", "recomputing", "infeasible")) < 40:
+        outcome = run_space(seed)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        seed += 1
+    assert outcomes.get("equal", 0) + outcomes.get("recomputing", 0) >= 20, outcomes
